@@ -1,0 +1,228 @@
+/* The C ABI of bitdecoding: the three verbs over raw pointers and explicit strides.
+ *
+ * Conventions
+ *   - Every function returns bd_status (0 = ok) unless stated; bd_last_error() is the sentence of
+ * the calling thread's last failure. No C++ exception crosses this boundary.
+ *   - Every options and params struct begins with `struct_size`; set it to sizeof(the struct). A
+ *     caller built against another layout is refused with BD_INVALID_ARGUMENT.
+ *   - Handles: create returns them, the matching destroy ends them (NULL is allowed).
+ *   - Thread safety: bd_runtime, bd_layer and bd_counters_get may be used from any thread;
+ *     a bd_steps is one thread's at a time, and must not be built while bd_write or bd_attend use
+ * it.
+ *   - Pointers in params are borrowed for the call. Strides of tensors are in elements, strides of
+ *     pages in bytes.
+ */
+#ifndef BITDECODING_BITDECODING_H_
+#define BITDECODING_BITDECODING_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define BD_API __declspec(dllexport)
+#else
+#define BD_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BD_ABI_VERSION 1
+
+typedef enum bd_status {
+  BD_OK = 0,
+  BD_INVALID_ARGUMENT = 1,
+  BD_OUT_OF_RANGE = 2,
+  BD_UNSUPPORTED = 3,
+  BD_NOT_FOUND = 4,
+  BD_CORRUPT = 5,
+  BD_IO = 6,
+  BD_RESOURCE_EXHAUSTED = 7,
+  BD_INTERNAL = 8
+} bd_status;
+
+typedef enum bd_dtype { BD_F32 = 1, BD_BF16 = 2, BD_F16 = 3 } bd_dtype;
+
+BD_API int bd_abi_version(void);        /* BD_ABI_VERSION of the library that was loaded */
+BD_API const char* bd_version(void);    /* "0.1.0" */
+BD_API const char* bd_last_error(void); /* never NULL; valid until the thread's next call */
+
+/* ---- runtime: one a process: recipe, backend, sidecar, counters -------------------------------
+ */
+
+typedef struct bd_runtime bd_runtime;
+
+typedef struct bd_runtime_options {
+  size_t struct_size;
+  const char* recipe_json; /* NULL = the preset bitdecoding-nvfp4 without key shift */
+  const char* origin;      /* begins error messages about the recipe; nullable */
+  const char* backend;     /* "cpu", "reference"; NULL = "cpu" */
+  const char* isa;         /* NULL = best of this machine */
+  int32_t num_threads;     /* 0 = CPUs of the calling thread's affinity mask */
+  int32_t reserved;
+} bd_runtime_options;
+
+BD_API bd_status bd_runtime_create(const bd_runtime_options* options, bd_runtime** runtime);
+BD_API void bd_runtime_destroy(bd_runtime* runtime);
+/* JSON: version, backend, isa, threads, recipe (resolved), sidecar (path, layers, heads, head_dim).
+ * Valid as long as the runtime. */
+BD_API const char* bd_runtime_describe(const bd_runtime* runtime);
+/* Replaces the sidecar key means; the path is the recipe's key_shift_file otherwise. */
+BD_API bd_status bd_runtime_load_key_shift(bd_runtime* runtime, const char* path);
+/* One key of the resolved recipe as text ("format" -> "nvfp4"); NULL for an unknown key. */
+BD_API const char* bd_runtime_recipe_value(const bd_runtime* runtime, const char* key);
+
+typedef struct bd_page_info {
+  size_t struct_size;
+  int64_t head_bytes;   /* one KV head of one page, K and V */
+  int32_t group_tokens; /* tokens of a shadow group */
+  int32_t groups_per_page;
+  int64_t slot_bytes_per_head; /* BF16 bytes of one slot of one layer and KV head */
+  int32_t min_slots;           /* for max_requests rows */
+  int32_t bytes_per_token_x1000;
+} bd_page_info;
+
+BD_API bd_status bd_page_info_get(const bd_runtime* runtime, int32_t head_dim, int32_t page_size,
+                                  int32_t max_requests, bd_page_info* info);
+
+/* ---- layers ------------------------------------------------------------------------------------
+ */
+
+typedef struct bd_layer bd_layer;
+
+typedef struct bd_layer_options {
+  size_t struct_size;
+  int32_t layer_index;    /* row of the sidecar */
+  int32_t num_layers;     /* of the model, all ranks and groups: checked against the sidecar */
+  int32_t num_q_heads;    /* of this rank */
+  int32_t num_kv_heads;   /* of this rank */
+  int32_t first_kv_head;  /* this rank's first head within the model */
+  int32_t total_kv_heads; /* of the model: checked against the sidecar */
+  int32_t head_dim;
+  int32_t page_size;
+  float sm_scale;
+  float softcap;       /* 0 = off */
+  int32_t window_left; /* -1 = off */
+  int32_t reserved;
+  const float* attn_sink; /* [num_q_heads], copied; nullable */
+} bd_layer_options;
+
+BD_API bd_status bd_layer_create(bd_runtime* runtime, const bd_layer_options* options,
+                                 bd_layer** layer);
+BD_API void bd_layer_destroy(bd_layer* layer);
+
+/* ---- steps: the shadow directory and the plan of the current step; one a group of layers -------
+ */
+
+typedef struct bd_steps bd_steps;
+
+typedef struct bd_steps_options {
+  size_t struct_size;
+  int32_t head_dim; /* any of the group's layers: only page_size and the format matter */
+  int32_t page_size;
+  int64_t num_pages;
+  int32_t num_slots;
+  int32_t max_requests;
+} bd_steps_options;
+
+typedef struct bd_step_input {
+  size_t struct_size;
+  int32_t num_requests;
+  int32_t reserved;
+  const int32_t* block_table; /* [num_requests][block_table_stride] */
+  int64_t block_table_stride;
+  const int32_t* query_start;  /* [num_requests + 1] */
+  const int32_t* seq_lens;     /* [num_requests] */
+  const int64_t* slot_mapping; /* [num_tokens], < 0 = skip */
+  int64_t num_tokens;
+} bd_step_input;
+
+BD_API bd_status bd_steps_create(bd_runtime* runtime, const bd_steps_options* options,
+                                 bd_steps** steps);
+BD_API void bd_steps_destroy(bd_steps* steps);
+BD_API bd_status bd_steps_build(bd_steps* steps, const bd_step_input* input);
+
+/* ---- the verbs ---------------------------------------------------------------------------------
+ */
+
+typedef struct bd_tensor {
+  const void* data; /* [tokens][heads][head_dim], head_dim contiguous */
+  int64_t stride_token;
+  int64_t stride_head;
+  int32_t dtype; /* bd_dtype */
+  int32_t reserved;
+} bd_tensor;
+
+typedef struct bd_cache {
+  void* pages; /* (page, head) begins at pages + page * stride_page + head * stride_head */
+  int64_t num_pages;
+  int64_t stride_page; /* bytes */
+  int64_t stride_head; /* bytes */
+  void* shadow;        /* BF16 [num_slots][num_kv_heads][2][group_tokens][head_dim]; nullable when
+                          num_slots is 0 */
+  int64_t num_slots;
+} bd_cache;
+
+typedef struct bd_write_params {
+  size_t struct_size;
+  bd_layer* layer;
+  bd_steps* steps;
+  bd_cache cache;
+  bd_tensor key;
+  bd_tensor value;
+  int64_t num_tokens; /* rows of key and value; at least the step's num_tokens */
+} bd_write_params;
+
+typedef struct bd_attend_params {
+  size_t struct_size;
+  bd_layer* layer;
+  bd_steps* steps;
+  bd_cache cache;
+  bd_tensor query;
+  bd_tensor key;
+  bd_tensor value;
+  bd_tensor output; /* written; data is not const here */
+  float* lse;       /* [num_tokens][num_q_heads]; nullable */
+  int64_t num_tokens;
+} bd_attend_params;
+
+BD_API bd_status bd_write(const bd_write_params* params);
+BD_API bd_status bd_attend(const bd_attend_params* params);
+
+/* Asks the kernel for huge pages behind [data, data + bytes) (Linux madvise); BD_OK where it cannot
+ * be had. `advised_bytes` is nullable. */
+BD_API bd_status bd_advise_huge_pages(void* data, int64_t bytes, int64_t* advised_bytes);
+
+/* ---- counters ----------------------------------------------------------------------------------
+ */
+
+typedef struct bd_counters {
+  size_t struct_size;
+  uint64_t non_finite;
+  uint64_t saturated_blocks;
+  uint64_t flushed_blocks;
+  uint64_t requantized_prefix;
+  uint64_t corrupt_scales;
+  uint64_t steps;
+  uint64_t evicted_slots;
+  uint64_t refused_groups;
+  uint64_t missing_tokens;
+  uint64_t lost_partial_groups;
+  uint64_t used_slots; /* now, over all bd_steps */
+} bd_counters;
+
+BD_API bd_status bd_counters_get(const bd_runtime* runtime, bd_counters* counters);
+
+/* ---- calibration: observe keys while serving ----------------------------------------------------
+ */
+
+/* With the recipe's calibrate_file set, bd_write also accumulates per-channel sums of K. Writes the
+ * means so far to `path` (NULL = the recipe's file): a temporary file, then a rename. */
+BD_API bd_status bd_calibration_save(bd_runtime* runtime, const char* path, uint64_t* tokens);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* BITDECODING_BITDECODING_H_ */

@@ -1,0 +1,32 @@
+// code_search: the best of five E4M3 codes around amax6's: offsets 0 -1 +1 +4 +5, tried in this
+// order, the first of equals kept. Five trials find nearly all that a search over every scale
+// code finds (relative MSE on Gaussian data .0066 against .00659), at write time only.
+#pragma once
+
+#include "scale/block.h"
+
+namespace bitdecoding {
+
+struct CodeSearch {
+  BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
+    constexpr int kOffsets[5] = {0, -1, 1, 4, 5};
+    const float amax = block_amax(x, n);
+    if (amax == 0.0F) return 0;
+    const int base = encode_e4m3(amax / 6.0F / outer_scale);
+    int best = 0;
+    float best_error = block_squared_norm(x, n);
+    for (const int offset : kOffsets) {
+      const int code = base + offset;
+      if (code < 1 || code > kE4m3MaxCode) continue;
+      const float error =
+          block_squared_error(x, n, decode_e4m3(static_cast<std::uint8_t>(code)) * outer_scale);
+      if (error < best_error) {
+        best_error = error;
+        best = code;
+      }
+    }
+    return static_cast<std::uint8_t>(best);
+  }
+};
+
+}  // namespace bitdecoding
