@@ -55,7 +55,8 @@ typedef struct bd_runtime bd_runtime;
 
 typedef struct bd_runtime_options {
   size_t struct_size;
-  const char* recipe_json; /* NULL = the preset bitdecoding-nvfp4 without key shift */
+  const char* recipe_json; /* NULL = recipe_file, or the preset bitdecoding-nvfp4 without key shift */
+  const char* recipe_file; /* read when recipe_json is NULL; its relative paths are its folder's */
   const char* origin;      /* begins error messages about the recipe; nullable */
   const char* backend;     /* "cpu", "reference"; NULL = "cpu" */
   const char* isa;         /* NULL = best of this machine */
