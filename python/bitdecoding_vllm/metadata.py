@@ -1,0 +1,140 @@
+"""Step metadata and its builder: the plan of a step is made once, for all layers of the group.
+
+The plan itself (which rows are written where, which groups are also in BF16) lives in the library's
+bd_steps object. Python keeps its handle and the number of tokens.
+"""
+
+import copy
+from ctypes import addressof
+from dataclasses import dataclass
+
+from vllm.v1.attention.backend import AttentionMetadata, AttentionMetadataBuilder
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+
+from bitdecoding_vllm import library, runtime, tail
+from bitdecoding_vllm.impl import BitdecodingImpl
+from bitdecoding_vllm.errors import UnsupportedEngine
+
+WARN_EVERY_STEPS = 256
+
+
+@dataclass
+class StepMetadata(AttentionMetadata):
+    """What one step's layers need beside the plan in the library."""
+
+    num_actual_tokens: int
+
+
+class Steps:
+    """Owns a bd_steps: the shadow directory and the current plan of a group of layers."""
+
+    def __init__(self, runtime, head_dim, page_size, num_pages, num_slots, max_requests):
+        self.runtime = runtime
+        self.lib = runtime.lib
+        self.handle = None
+        options = library.sized(
+            library.StepsOptions,
+            head_dim=head_dim,
+            page_size=page_size,
+            num_pages=num_pages,
+            num_slots=num_slots,
+            max_requests=max_requests,
+        )
+        self.handle = self.lib.create(self.lib.bd_steps_create, runtime.handle, options)
+        self._input = library.sized(library.StepInput)
+        self._input_address = addressof(self._input)
+
+    def __del__(self):
+        handle, self.handle = getattr(self, "handle", None), None
+        if handle:
+            self.lib.bd_steps_destroy(handle)
+
+    def build(self, common):
+        """Plans the step; the tensors are on the CPU and are read during the call only."""
+        step = self._input
+        query_start = common.query_start_loc_cpu
+        num_requests = common.num_reqs
+        num_tokens = int(query_start[num_requests])
+        step.num_requests = num_requests
+        step.block_table = common.block_table_tensor.data_ptr()
+        step.block_table_stride = common.block_table_tensor.stride(0)
+        step.query_start = query_start.data_ptr()
+        step.seq_lens = common.seq_lens.data_ptr()
+        step.slot_mapping = common.slot_mapping.data_ptr()
+        step.num_tokens = num_tokens
+        self.lib.check(self.lib.bd_steps_build(self.handle, self._input_address))
+        return num_tokens
+
+
+class BitdecodingMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Builds StepMetadata for layers of this library; makes vLLM's own builder for all others."""
+
+    def __new__(cls, kv_cache_spec, layer_names, vllm_config, device):
+        impls = _impls(layer_names, vllm_config)
+        ours = [isinstance(impl, BitdecodingImpl) for impl in impls]
+        if any(ours) and not all(ours):
+            raise UnsupportedEngine(
+                "vLLM put layers with and without bitdecoding pages into one group, because "
+                "their pages look alike; leave out --kv-cache-dtype-skip-layers in this mode."
+            )
+        if all(ours) and ours:
+            return super().__new__(cls)
+        config = _stock_config(vllm_config, impls)
+        return CPUAttentionMetadataBuilder(kv_cache_spec, layer_names, config, device)
+
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        AttentionMetadataBuilder.__init__(self, kv_cache_spec, layer_names, vllm_config, device)
+        impls = _impls(layer_names, vllm_config)
+        self.runtime = impls[0].runtime
+        max_requests = vllm_config.scheduler_config.max_num_seqs
+        num_pages = vllm_config.cache_config.num_gpu_blocks
+        head_dim, page_size = kv_cache_spec.head_size, kv_cache_spec.block_size
+        num_kv_heads = kv_cache_spec.num_kv_heads
+        pool = tail.size_pool(
+            self.runtime.page_info(head_dim, page_size, max_requests),
+            float(self.runtime.value("shadow_pool_share")),
+            num_pages,
+            num_kv_heads,
+            len(layer_names),
+        )
+        self.runtime.pools.append(pool)
+        self.steps = Steps(
+            self.runtime, head_dim, page_size, num_pages, pool.num_slots, max_requests
+        )
+        for name, impl in zip(layer_names, impls):
+            shadow = pool.tensor(num_kv_heads, head_dim)
+            impl.attach(name, page_size, self.steps, shadow, vllm_config)
+        self.runtime.log_start(pool, head_dim, page_size, num_pages)
+        self._steps_to_warning = WARN_EVERY_STEPS
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        if common_attn_metadata.causal is not True:
+            raise UnsupportedEngine(
+                "this step asks for attention that is not causal, which bitdecoding pages do not "
+                "serve; start the model with --kv-cache-dtype auto."
+            )
+        num_tokens = self.steps.build(common_attn_metadata)
+        self.runtime.observed(num_tokens)
+        self._steps_to_warning -= 1
+        if self._steps_to_warning == 0:
+            self._steps_to_warning = WARN_EVERY_STEPS
+            self.runtime.warn_of_losses()
+        return StepMetadata(num_tokens)
+
+
+def _impls(layer_names, vllm_config):
+    layers = vllm_config.compilation_config.static_forward_context
+    return [layers[name].impl for name in layer_names]
+
+
+def _stock_config(vllm_config, impls):
+    """vLLM's builder reads the cache dtype of the whole model instead of its layers': in an engine
+    of ours that would be the dtype of the other layers, so a skipped layer's builder gets its own.
+    """
+    dtypes = {impl.kv_cache_dtype for impl in impls}
+    if runtime.current() is None or dtypes == {vllm_config.cache_config.cache_dtype}:
+        return vllm_config
+    config = copy.copy(vllm_config)
+    config.cache_config = copy.copy(vllm_config.cache_config)
+    config.cache_config.cache_dtype = dtypes.pop()
+    return config
