@@ -1,0 +1,46 @@
+// The sidecar key_shift.safetensors: calibrated means of K after RoPE, one tensor `key_shift`
+// [layers][kv_heads][head_dim], and metadata that says what they were made from.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bitdecoding/status.h"
+
+namespace bitdecoding {
+
+// The one sentence on how to get a sidecar; every error about a missing one ends with it.
+inline constexpr const char* kMakeKeyShift =
+    "Make one with `bitdecoding serve MODEL --mode bitdecoding-nvfp4 --calibrate "
+    "key_shift.safetensors` and set \"key_shift_file\": \"key_shift.safetensors\", or serve "
+    "without key means: \"key_shift\": false";
+
+struct KeyShift {
+  std::string path;
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  std::vector<float> values;                    // [num_layers][num_kv_heads][head_dim]
+  std::map<std::string, std::string> metadata;  // model, config_hash, tokens, version, ...
+  std::vector<std::string> warnings;            // "looks uncalibrated", ...
+
+  // Heads [first_head, first_head + num_heads) of a layer; the caller has checked the ranges.
+  std::span<const float> slice(int layer, int first_head, int num_heads) const;
+};
+
+// kNotFound with the path and the command that makes one; kCorrupt and kInvalidArgument with what
+// is wrong in the file.
+Result<KeyShift> load_key_shift(const std::string& path);
+// The same from memory.
+Result<KeyShift> parse_key_shift(const std::string& name, std::span<const std::uint8_t> bytes);
+
+// A sidecar of another model: layers, KV heads or head_dim differ.
+Status check_key_shift(const KeyShift& sidecar, int num_layers, int total_kv_heads, int head_dim);
+
+// Writes values and metadata (with "version" set) through a temporary file.
+Status save_key_shift(const KeyShift& sidecar, const std::string& path);
+
+}  // namespace bitdecoding
