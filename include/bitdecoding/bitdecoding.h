@@ -60,6 +60,7 @@ typedef struct bd_runtime_options {
   const char* origin;      /* begins error messages about the recipe; nullable */
   const char* backend;     /* "cpu", "reference"; NULL = "cpu" */
   const char* isa;         /* NULL = best of this machine */
+  const char* model;       /* name written into sidecars and compared with theirs; nullable */
   int32_t num_threads;     /* 0 = CPUs of the calling thread's affinity mask */
   int32_t reserved;
 } bd_runtime_options;
@@ -67,9 +68,10 @@ typedef struct bd_runtime_options {
 BD_API bd_status bd_runtime_create(const bd_runtime_options* options, bd_runtime** runtime);
 BD_API void bd_runtime_destroy(bd_runtime* runtime);
 /* JSON: version, backend, isa, threads, recipe (resolved), sidecar (path, layers, heads, head_dim).
- * Valid as long as the runtime. */
+ * warnings (sentences to log). Valid until the next bd_runtime_load_key_shift or the runtime's end. */
 BD_API const char* bd_runtime_describe(const bd_runtime* runtime);
-/* Replaces the sidecar key means; the path is the recipe's key_shift_file otherwise. */
+/* Replaces the sidecar key means; the path is the recipe's key_shift_file otherwise. Refused while
+ * the runtime has layers: pages written under other means would be read wrongly. */
 BD_API bd_status bd_runtime_load_key_shift(bd_runtime* runtime, const char* path);
 /* One key of the resolved recipe as text ("format" -> "nvfp4"); NULL for an unknown key. */
 BD_API const char* bd_runtime_recipe_value(const bd_runtime* runtime, const char* key);

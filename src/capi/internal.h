@@ -1,0 +1,126 @@
+// What the C handles hold, and how a Status or an exception becomes a bd_status.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bitdecoding/backend.h"
+#include "bitdecoding/bitdecoding.h"
+#include "bitdecoding/calibrate.h"
+#include "bitdecoding/recipe.h"
+#include "io/key_shift.h"
+
+namespace bitdecoding::capi {
+
+std::string& last_error();  // of the calling thread
+
+bd_status report(const Status& status) noexcept;
+
+// Runs a function that returns Status; nothing it throws goes further.
+template <class F>
+bd_status guarded(F&& body) noexcept {
+  try {
+    return report(body());
+  } catch (const std::bad_alloc&) {
+    return report(Status(StatusCode::kResourceExhausted, "out of memory"));
+  } catch (const std::exception& error) {
+    return report(
+        Status(StatusCode::kInternal,
+               std::string("a defect of the library, please report it: ") + error.what()));
+  } catch (...) {
+    return report(Status(StatusCode::kInternal, "a defect of the library, please report it"));
+  }
+}
+
+template <class... Args>
+Status invalid(fmt::format_string<Args...> text, Args&&... args) {
+  return {StatusCode::kInvalidArgument, fmt::format(text, std::forward<Args>(args)...)};
+}
+
+// A struct of the caller: there, and of the layout this library was built with.
+template <class T>
+Status check_struct(const T* params, const char* type) {
+  if (params == nullptr) return invalid("the pointer to {} is null", type);
+  if (params->struct_size == sizeof(T)) return {};
+  return invalid(
+      "{}.struct_size is {}, and this library's {} has {} bytes (ABI version {}); set it to "
+      "sizeof({}) and build the caller against the same bitdecoding.h",
+      type, params->struct_size, type, sizeof(T), BD_ABI_VERSION, type);
+}
+
+// An index or count that a caller hands over, compared with its range.
+Status check_range(const char* what, std::int64_t value, std::int64_t low, std::int64_t high);
+
+struct StepsSnapshot {
+  StepCounters counters;
+  std::int32_t used_slots = 0;
+};
+
+// Shared by the runtime's handle and by every layer and steps made from it, so that handles may be
+// destroyed in any order.
+struct RuntimeState {
+  Recipe recipe;
+  std::string model;
+  std::unique_ptr<Backend> backend;
+  WriteCounters write_counters;      // relaxed atomics
+  std::uint64_t corrupt_scales = 0;  // the same
+
+  std::mutex mutex;  // guards what follows
+  std::optional<KeyShift> key_shift;
+  std::string describe;
+  std::map<std::string, std::string, std::less<>> recipe_values;
+  int live_layers = 0;
+  std::set<const bd_steps*> live_steps;
+  StepCounters ended_steps;  // of destroyed bd_steps
+  std::uint64_t builds = 0;
+  std::unique_ptr<KeyMeanAccumulator> key_means;
+  std::set<int> calibrated_layers;
+  int first_kv_head = 0;  // of this rank
+  int num_kv_heads = 0;
+
+  ShadowRule shadow_rule(const PageGeometry& geometry) const;
+};
+
+// Accumulators for a layer of a runtime that calibrates; all layers must agree on the shape.
+Status prepare_calibration(RuntimeState* runtime, const bd_layer_options& options);
+
+}  // namespace bitdecoding::capi
+
+struct bd_runtime {
+  std::shared_ptr<bitdecoding::capi::RuntimeState> state;
+};
+
+struct bd_layer {
+  std::shared_ptr<bitdecoding::capi::RuntimeState> runtime;
+  bitdecoding::LayerConfig config;
+  int layer_index = 0;
+  int first_kv_head = 0;
+  float sm_scale = 1.0F;
+  float softcap = 0.0F;
+  int window_left = -1;
+  std::vector<float> key_shift;
+  std::vector<float> attn_sink;
+};
+
+struct bd_steps {
+  std::shared_ptr<bitdecoding::capi::RuntimeState> runtime;
+  std::unique_ptr<bitdecoding::ShadowDirectory> directory;
+  bitdecoding::StepPlan plan;
+  bool built = false;
+  bitdecoding::ShadowRule rule;
+  std::int64_t num_pages = 0;
+  std::int32_t num_slots = 0;
+  std::vector<std::int64_t> slots;            // slot_mapping of the step; kept while calibrating
+  bitdecoding::capi::StepsSnapshot snapshot;  // guarded by the runtime's mutex
+};

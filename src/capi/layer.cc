@@ -1,0 +1,126 @@
+// Layers: shapes, this rank's slice of the key means, learned sinks.
+#include <cmath>
+
+#include "capi/internal.h"
+
+namespace bitdecoding::capi {
+namespace {
+
+constexpr std::int64_t kMaxLayers = 4096;
+constexpr std::int64_t kMaxHeads = 4096;
+constexpr std::int64_t kMaxGroupSize = 64;
+
+Status check_heads(const bd_layer_options& o) {
+  if (Status s = check_range("num_kv_heads", o.num_kv_heads, 1, kMaxHeads); !s.ok()) return s;
+  if (Status s = check_range("num_q_heads", o.num_q_heads, 1, kMaxHeads * kMaxGroupSize); !s.ok()) {
+    return s;
+  }
+  if (Status s = check_range("total_kv_heads", o.total_kv_heads, o.num_kv_heads, kMaxHeads);
+      !s.ok()) {
+    return s;
+  }
+  if (Status s =
+          check_range("first_kv_head", o.first_kv_head, 0, o.total_kv_heads - o.num_kv_heads);
+      !s.ok()) {
+    return s;
+  }
+  const std::int32_t group = o.num_q_heads / o.num_kv_heads;
+  if (group * o.num_kv_heads != o.num_q_heads || group > kMaxGroupSize) {
+    return invalid(
+        "num_q_heads is {} and num_kv_heads {}; expected 1 to {} query heads for each "
+        "KV head, the same number for all",
+        o.num_q_heads, o.num_kv_heads, kMaxGroupSize);
+  }
+  return {};
+}
+
+Status check_options(const bd_layer_options& o) {
+  if (Status s = check_range("num_layers", o.num_layers, 1, kMaxLayers); !s.ok()) return s;
+  if (Status s = check_range("layer_index", o.layer_index, 0, o.num_layers - 1); !s.ok()) return s;
+  if (Status s = check_heads(o); !s.ok()) return s;
+  if (!(std::isfinite(o.sm_scale) && o.sm_scale > 0.0F)) {
+    return invalid("sm_scale is {}; expected a positive number, 1 / sqrt(head_dim) as a rule",
+                   o.sm_scale);
+  }
+  if (!(std::isfinite(o.softcap) && o.softcap >= 0.0F)) {
+    return invalid("softcap is {}; expected a positive number, or 0 for off", o.softcap);
+  }
+  if (o.window_left < -1) {
+    return invalid("window_left is {}; expected a number of tokens, or -1 for off", o.window_left);
+  }
+  for (std::int32_t h = 0; o.attn_sink != nullptr && h < o.num_q_heads; ++h) {
+    if (std::isnan(o.attn_sink[h]) || o.attn_sink[h] == INFINITY) {
+      return invalid("attn_sink of query head {} is {}; expected a logit", h, o.attn_sink[h]);
+    }
+  }
+  return {};
+}
+
+Status take_key_shift(RuntimeState* runtime, const bd_layer_options& o, bd_layer* layer) {
+  const std::lock_guard<std::mutex> lock(runtime->mutex);
+  if (runtime->key_shift) {
+    const KeyShift& sidecar = *runtime->key_shift;
+    if (Status s = check_key_shift(sidecar, o.num_layers, o.total_kv_heads, o.head_dim); !s.ok()) {
+      return s;
+    }
+    const auto slice = sidecar.slice(o.layer_index, o.first_kv_head, o.num_kv_heads);
+    layer->key_shift.assign(slice.begin(), slice.end());
+    layer->config.key_shift = layer->key_shift.data();
+  }
+  if (!runtime->recipe.calibrate_file.empty()) {
+    if (Status s = prepare_calibration(runtime, o); !s.ok()) return s;
+  }
+  ++runtime->live_layers;
+  return {};
+}
+
+Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_layer_options& o,
+              bd_layer** out) {
+  if (Status s = check_options(o); !s.ok()) return s;
+  const Recipe& recipe = runtime->recipe;
+  Result<PageGeometry> geometry = PageGeometry::make(
+      recipe.format, runtime->backend->fragment_order(), o.head_dim, o.page_size);
+  if (!geometry.ok()) return geometry.status();
+  auto layer = std::make_unique<bd_layer>();
+  layer->config.geometry = geometry.value();
+  layer->config.num_kv_heads = o.num_kv_heads;
+  layer->config.num_q_heads = o.num_q_heads;
+  layer->config.key_rule = recipe.key_rule;
+  layer->config.value_rule = recipe.value_rule;
+  layer->config.hadamard = recipe.hadamard;
+  layer->layer_index = o.layer_index;
+  layer->first_kv_head = o.first_kv_head;
+  layer->sm_scale = o.sm_scale;
+  layer->softcap = o.softcap;
+  layer->window_left = o.window_left;
+  if (o.attn_sink != nullptr) layer->attn_sink.assign(o.attn_sink, o.attn_sink + o.num_q_heads);
+  if (Status s = take_key_shift(runtime.get(), o, layer.get()); !s.ok()) return s;
+  layer->runtime = runtime;
+  *out = layer.release();
+  return {};
+}
+
+}  // namespace
+}  // namespace bitdecoding::capi
+
+using bitdecoding::Status;
+namespace capi = bitdecoding::capi;
+
+bd_status bd_layer_create(bd_runtime* runtime, const bd_layer_options* options, bd_layer** layer) {
+  return capi::guarded([&]() -> Status {
+    if (Status s = capi::check_struct(options, "bd_layer_options"); !s.ok()) return s;
+    if (runtime == nullptr) return capi::invalid("the runtime is null");
+    if (layer == nullptr) return capi::invalid("the pointer to the new layer is null");
+    *layer = nullptr;
+    return capi::create(runtime->state, *options, layer);
+  });
+}
+
+void bd_layer_destroy(bd_layer* layer) {
+  if (layer == nullptr) return;
+  {
+    const std::lock_guard<std::mutex> lock(layer->runtime->mutex);
+    --layer->runtime->live_layers;
+  }
+  delete layer;
+}

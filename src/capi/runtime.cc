@@ -1,0 +1,189 @@
+// The runtime: recipe, backend and sidecar of a process.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "capi/internal.h"
+
+namespace bitdecoding::capi {
+namespace {
+
+constexpr std::int32_t kMaxThreads = 4096;
+constexpr std::int32_t kMaxRequests = 1 << 20;
+
+Result<Recipe> chosen_recipe(const bd_runtime_options& options) {
+  if (options.recipe_json != nullptr) {
+    const char* origin = options.origin != nullptr ? options.origin : "recipe";
+    return parse_recipe(options.recipe_json, origin);
+  }
+  if (options.recipe_file != nullptr) return load_recipe(options.recipe_file);
+  Recipe recipe;
+  recipe.key_shift = false;
+  return recipe;
+}
+
+nlohmann::ordered_json describe_key_shift(const KeyShift& sidecar) {
+  return {{"path", sidecar.path},
+          {"layers", sidecar.num_layers},
+          {"heads", sidecar.num_kv_heads},
+          {"head_dim", sidecar.head_dim},
+          {"metadata", sidecar.metadata}};
+}
+
+void add_model_warning(const RuntimeState& state, std::vector<std::string>* warnings) {
+  if (!state.key_shift || state.model.empty()) return;
+  const auto model = state.key_shift->metadata.find("model");
+  if (model == state.key_shift->metadata.end() || model->second == state.model) return;
+  warnings->push_back(
+      fmt::format("the key means in '{}' were made from the model '{}', and this "
+                  "is '{}'",
+                  state.key_shift->path, model->second, state.model));
+}
+
+std::string describe(const RuntimeState& state) {
+  std::vector<std::string> warnings;
+  if (state.key_shift) warnings = state.key_shift->warnings;
+  add_model_warning(state, &warnings);
+  nlohmann::ordered_json json;
+  json["version"] = BITDECODING_VERSION;
+  json["backend"] = state.backend->name();
+  json["isa"] = state.backend->isa();
+  json["threads"] = state.backend->num_threads();
+  json["fragment_order"] = fragment_order_name(state.backend->fragment_order());
+  json["recipe"] = nlohmann::ordered_json::parse(recipe_to_json(state.recipe));
+  json["sidecar"] = state.key_shift ? describe_key_shift(*state.key_shift) : nullptr;
+  json["warnings"] = warnings;
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+void fill_recipe_values(RuntimeState* state) {
+  for (const auto& [key, value] : nlohmann::json::parse(recipe_to_json(state->recipe)).items()) {
+    state->recipe_values[key] = value.is_string() ? value.get<std::string>() : value.dump();
+  }
+}
+
+Status create(const bd_runtime_options& options, bd_runtime** runtime) {
+  if (Status s = check_range("num_threads", options.num_threads, 0, kMaxThreads); !s.ok()) {
+    return s;
+  }
+  auto state = std::make_shared<RuntimeState>();
+  Result<Recipe> recipe = chosen_recipe(options);
+  if (!recipe.ok()) return recipe.status();
+  state->recipe = recipe.take();
+  if (options.model != nullptr) state->model = options.model;
+  if (state->recipe.key_shift && !state->recipe.key_shift_file.empty()) {
+    Result<KeyShift> sidecar = load_key_shift(state->recipe.key_shift_file);
+    if (!sidecar.ok()) return sidecar.status();
+    state->key_shift = sidecar.take();
+  }
+  BackendOptions backend_options;
+  backend_options.num_threads = options.num_threads;
+  if (options.isa != nullptr) backend_options.isa = options.isa;
+  const char* backend_name = options.backend != nullptr ? options.backend : "cpu";
+  Result<std::unique_ptr<Backend>> backend = make_backend(backend_name, backend_options);
+  if (!backend.ok()) return backend.status();
+  state->backend = backend.take();
+  fill_recipe_values(state.get());
+  state->describe = describe(*state);
+  *runtime = new bd_runtime{std::move(state)};
+  return {};
+}
+
+Status load_shift(RuntimeState* state, const char* path) {
+  Result<KeyShift> sidecar = load_key_shift(path);
+  if (!sidecar.ok()) return sidecar.status();
+  const std::lock_guard<std::mutex> lock(state->mutex);
+  if (!is_tiled(state->recipe.format)) {
+    return invalid(
+        "key means need a tiled format (nvfp4 or mxfp4), and the recipe's format is "
+        "'{}'",
+        format_name(state->recipe.format));
+  }
+  if (state->live_layers > 0) {
+    return invalid(
+        "the key means cannot change while the runtime has {} layers: pages written "
+        "under other means would be read wrongly; load them before bd_layer_create",
+        state->live_layers);
+  }
+  state->key_shift = sidecar.take();
+  state->recipe.key_shift = true;
+  state->recipe.key_shift_file = path;
+  state->recipe_values["key_shift"] = "true";
+  state->recipe_values["key_shift_file"] = path;
+  state->describe = describe(*state);
+  return {};
+}
+
+Status page_info(const RuntimeState& state, std::int32_t head_dim, std::int32_t page_size,
+                 std::int32_t max_requests, bd_page_info* info) {
+  if (Status s = check_range("max_requests", max_requests, 1, kMaxRequests); !s.ok()) return s;
+  const Result<PageGeometry> made =
+      PageGeometry::make(state.recipe.format, state.backend->fragment_order(), head_dim, page_size);
+  if (!made.ok()) return made.status();
+  const PageGeometry& geometry = made.value();
+  info->head_bytes = geometry.head_bytes;
+  info->group_tokens = geometry.group_tokens;
+  info->groups_per_page = geometry.groups_per_page;
+  info->slot_bytes_per_head = shadow_slot_bytes(1, geometry.group_tokens, head_dim);
+  info->min_slots = min_shadow_slots(state.shadow_rule(geometry), max_requests);
+  info->bytes_per_token_x1000 = static_cast<std::int32_t>(geometry.bytes_per_token * 1000.0 + 0.5);
+  return {};
+}
+
+}  // namespace
+
+ShadowRule RuntimeState::shadow_rule(const PageGeometry& geometry) const {
+  ShadowRule rule;
+  rule.sink_tokens = recipe.sink_tokens;
+  rule.tail_tokens = recipe.tail_tokens;
+  rule.group_tokens = geometry.group_tokens;
+  rule.reproducible = recipe.reproducible;
+  rule.page_size = geometry.page_size;
+  return rule;
+}
+
+}  // namespace bitdecoding::capi
+
+using bitdecoding::Status;
+namespace capi = bitdecoding::capi;
+
+bd_status bd_runtime_create(const bd_runtime_options* options, bd_runtime** runtime) {
+  return capi::guarded([&]() -> Status {
+    if (Status s = capi::check_struct(options, "bd_runtime_options"); !s.ok()) return s;
+    if (runtime == nullptr) return capi::invalid("the pointer to the new runtime is null");
+    *runtime = nullptr;
+    return capi::create(*options, runtime);
+  });
+}
+
+void bd_runtime_destroy(bd_runtime* runtime) { delete runtime; }
+
+const char* bd_runtime_describe(const bd_runtime* runtime) {
+  if (runtime == nullptr) return "{}";
+  const std::lock_guard<std::mutex> lock(runtime->state->mutex);
+  return runtime->state->describe.c_str();
+}
+
+bd_status bd_runtime_load_key_shift(bd_runtime* runtime, const char* path) {
+  return capi::guarded([&]() -> Status {
+    if (runtime == nullptr) return capi::invalid("the runtime is null");
+    if (path == nullptr) return capi::invalid("the path of the key means is null");
+    return capi::load_shift(runtime->state.get(), path);
+  });
+}
+
+const char* bd_runtime_recipe_value(const bd_runtime* runtime, const char* key) {
+  if (runtime == nullptr || key == nullptr) return nullptr;
+  const std::lock_guard<std::mutex> lock(runtime->state->mutex);
+  const auto found = runtime->state->recipe_values.find(std::string_view(key));
+  return found == runtime->state->recipe_values.end() ? nullptr : found->second.c_str();
+}
+
+bd_status bd_page_info_get(const bd_runtime* runtime, int32_t head_dim, int32_t page_size,
+                           int32_t max_requests, bd_page_info* info) {
+  return capi::guarded([&]() -> Status {
+    if (Status s = capi::check_struct(info, "bd_page_info"); !s.ok()) return s;
+    if (runtime == nullptr) return capi::invalid("the runtime is null");
+    return capi::page_info(*runtime->state, head_dim, page_size, max_requests, info);
+  });
+}

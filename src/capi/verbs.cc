@@ -1,0 +1,219 @@
+// bd_write and bd_attend: every pointer, count, dtype and stride is checked before the backend sees
+// it.
+#include <limits>
+
+#include "capi/internal.h"
+
+namespace bitdecoding::capi {
+namespace {
+
+// Two nested dimensions of `inner` elements each: neither may step into the other's elements, in
+// whichever order they lie in memory. The extent must fit 62 bits, so that sums of two do not
+// overflow either.
+Status check_strides(const std::string& what, std::int64_t inner, const char* name_a,
+                     std::int64_t count_a, std::int64_t stride_a, const char* name_b,
+                     std::int64_t count_b, std::int64_t stride_b) {
+  // A dimension of one entry has no step; its stride may hold anything.
+  if (count_a <= 1) stride_a = inner;
+  if (count_b <= 1) stride_b = inner;
+  if (stride_a < inner || stride_b < inner) {
+    return invalid("{} has {} {} and {} {}; both must be at least {}", what, name_a, stride_a,
+                   name_b, stride_b, inner);
+  }
+  std::int64_t span_a = 0;
+  std::int64_t span_b = 0;
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;
+  if (__builtin_mul_overflow(count_a, stride_a, &span_a) ||
+      __builtin_mul_overflow(count_b, stride_b, &span_b) || span_a > kMost || span_b > kMost) {
+    return invalid("{} with {} {} and {} {} leaves the address space", what, name_a, stride_a,
+                   name_b, stride_b);
+  }
+  if (count_a > 1 && count_b > 1 && stride_a < span_b && stride_b < span_a) {
+    return invalid("{} overlaps itself: {} is {} for {} entries and {} is {} for {} entries", what,
+                   name_a, stride_a, count_a, name_b, stride_b, count_b);
+  }
+  return {};
+}
+
+Result<TensorView> check_tensor(const char* name, const bd_tensor& tensor, std::int64_t tokens,
+                                int heads, int head_dim) {
+  if (tensor.dtype != BD_F32 && tensor.dtype != BD_BF16 && tensor.dtype != BD_F16) {
+    return invalid("the dtype of {} is {}; expected BD_F32 ({}), BD_BF16 ({}) or BD_F16 ({})", name,
+                   tensor.dtype, static_cast<int>(BD_F32), static_cast<int>(BD_BF16),
+                   static_cast<int>(BD_F16));
+  }
+  const auto dtype = static_cast<DType>(tensor.dtype);
+  TensorView view{tensor.data, dtype, tensor.stride_token, tensor.stride_head};
+  if (tokens == 0) return view;
+  if (tensor.data == nullptr) return invalid("the data of {} is null, for {} tokens", name, tokens);
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % dtype_bytes(dtype) != 0) {
+    return invalid("the data of {} is not aligned to its {} elements", name, dtype_name(dtype));
+  }
+  if (Status s = check_strides(name, head_dim, "stride_token", tokens, tensor.stride_token,
+                               "stride_head", heads, tensor.stride_head);
+      !s.ok()) {
+    return s;
+  }
+  return view;
+}
+
+Status check_handles(const bd_layer* layer, const bd_steps* steps) {
+  if (layer == nullptr) return invalid("the layer is null");
+  if (steps == nullptr) return invalid("the steps are null");
+  if (layer->runtime != steps->runtime) {
+    return invalid("the layer and the steps belong to different runtimes");
+  }
+  if (!steps->built) {
+    return invalid("the steps have no plan; call bd_steps_build first, and see its error");
+  }
+  const PageGeometry& geometry = layer->config.geometry;
+  if (geometry.page_size != steps->rule.page_size) {
+    return invalid(
+        "the layer has pages of {} tokens and the steps have pages of {}; make one "
+        "bd_steps for each group of layers",
+        geometry.page_size, steps->rule.page_size);
+  }
+  return {};
+}
+
+Status check_cache(const bd_layer& layer, const bd_steps& steps, const bd_cache& cache) {
+  if (cache.pages == nullptr) return invalid("the pages of the cache are null");
+  if (cache.num_pages < steps.num_pages) {
+    return {StatusCode::kOutOfRange,
+            fmt::format("the cache has {} pages, and the steps were made for {}", cache.num_pages,
+                        steps.num_pages)};
+  }
+  if (Status s = check_strides("the cache", layer.config.geometry.head_bytes, "stride_page",
+                               cache.num_pages, cache.stride_page, "stride_head",
+                               layer.config.num_kv_heads, cache.stride_head);
+      !s.ok()) {
+    return s;
+  }
+  if (cache.num_slots < steps.num_slots) {
+    return {StatusCode::kOutOfRange,
+            fmt::format("the shadow pool has {} slots, and the steps were made for {}",
+                        cache.num_slots, steps.num_slots)};
+  }
+  if (steps.num_slots > 0 && cache.shadow == nullptr) {
+    return invalid("the shadow pool is null, for {} slots", steps.num_slots);
+  }
+  if (reinterpret_cast<std::uintptr_t>(cache.shadow) % 2 != 0) {
+    return invalid("the shadow pool is not aligned to its BF16 elements");
+  }
+  return {};
+}
+
+Status check_tokens(const bd_steps& steps, std::int64_t num_tokens) {
+  if (num_tokens >= steps.plan.num_tokens) return {};
+  return {StatusCode::kOutOfRange, fmt::format("the tensors have {} tokens, and the step has {}",
+                                               num_tokens, steps.plan.num_tokens)};
+}
+
+CacheView cache_view(const bd_cache& cache) {
+  return {static_cast<std::uint8_t*>(cache.pages), cache.num_pages, cache.stride_page,
+          cache.stride_head};
+}
+
+ShadowPool shadow_pool(const bd_cache& cache) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  return {static_cast<std::uint16_t*>(cache.shadow),
+          static_cast<std::int32_t>(cache.num_slots < kMost ? cache.num_slots : kMost)};
+}
+
+Status observe_keys(const bd_layer& layer, const bd_steps& steps, const TensorView& key) {
+  RuntimeState& runtime = *layer.runtime;
+  if (runtime.recipe.calibrate_file.empty()) return {};
+  const std::lock_guard<std::mutex> lock(runtime.mutex);
+  return runtime.key_means->add(layer.layer_index, layer.first_kv_head, layer.config.num_kv_heads,
+                                key, steps.plan.num_tokens, steps.slots.data());
+}
+
+Status write(const bd_write_params& p) {
+  if (Status s = check_handles(p.layer, p.steps); !s.ok()) return s;
+  const bd_layer& layer = *p.layer;
+  const LayerConfig& config = layer.config;
+  if (Status s = check_tokens(*p.steps, p.num_tokens); !s.ok()) return s;
+  if (Status s = check_cache(layer, *p.steps, p.cache); !s.ok()) return s;
+  const int head_dim = config.geometry.head_dim;
+  Result<TensorView> key = check_tensor("key", p.key, p.num_tokens, config.num_kv_heads, head_dim);
+  if (!key.ok()) return key.status();
+  Result<TensorView> value =
+      check_tensor("value", p.value, p.num_tokens, config.num_kv_heads, head_dim);
+  if (!value.ok()) return value.status();
+  WriteParams params;
+  params.layer = &config;
+  params.cache = cache_view(p.cache);
+  params.shadow = shadow_pool(p.cache);
+  params.key = key.value();
+  params.value = value.value();
+  params.plan = &p.steps->plan;
+  params.counters = &layer.runtime->write_counters;
+  if (Status s = layer.runtime->backend->write(params); !s.ok()) return s;
+  return observe_keys(layer, *p.steps, params.key);
+}
+
+Status attend(const bd_attend_params& p) {
+  if (Status s = check_handles(p.layer, p.steps); !s.ok()) return s;
+  const bd_layer& layer = *p.layer;
+  const LayerConfig& config = layer.config;
+  const Recipe& recipe = layer.runtime->recipe;
+  const int head_dim = config.geometry.head_dim;
+  if (Status s = check_tokens(*p.steps, p.num_tokens); !s.ok()) return s;
+  if (Status s = check_cache(layer, *p.steps, p.cache); !s.ok()) return s;
+  AttendParams params;
+  const struct {
+    const char* name;
+    const bd_tensor& tensor;
+    int heads;
+    TensorView* view;
+  } tensors[] = {{"query", p.query, config.num_q_heads, &params.query},
+                 {"key", p.key, config.num_kv_heads, &params.key},
+                 {"value", p.value, config.num_kv_heads, &params.value}};
+  for (const auto& t : tensors) {
+    Result<TensorView> view = check_tensor(t.name, t.tensor, p.num_tokens, t.heads, head_dim);
+    if (!view.ok()) return view.status();
+    *t.view = view.value();
+  }
+  Result<TensorView> output =
+      check_tensor("output", p.output, p.num_tokens, config.num_q_heads, head_dim);
+  if (!output.ok()) return output.status();
+  params.layer = &config;
+  params.cache = cache_view(p.cache);
+  params.shadow = shadow_pool(p.cache);
+  params.output = const_cast<void*>(p.output.data);
+  params.output_dtype = output.value().dtype;
+  params.stride_output_token = p.output.stride_token;
+  params.stride_output_head = p.output.stride_head;
+  params.lse = p.lse;
+  params.plan = &p.steps->plan;
+  params.sm_scale = layer.sm_scale;
+  params.softcap = layer.softcap;
+  params.window_left = layer.window_left;
+  params.attn_sink = layer.attn_sink.empty() ? nullptr : layer.attn_sink.data();
+  params.arithmetic = recipe.arithmetic;
+  params.query_terms = recipe.query_terms;
+  params.probability_c = recipe.probability_c;
+  params.probability_tau = recipe.probability_tau;
+  params.corrupt_scales = &layer.runtime->corrupt_scales;
+  return layer.runtime->backend->attend(params);
+}
+
+}  // namespace
+}  // namespace bitdecoding::capi
+
+using bitdecoding::Status;
+namespace capi = bitdecoding::capi;
+
+bd_status bd_write(const bd_write_params* params) {
+  return capi::guarded([&]() -> Status {
+    if (Status s = capi::check_struct(params, "bd_write_params"); !s.ok()) return s;
+    return capi::write(*params);
+  });
+}
+
+bd_status bd_attend(const bd_attend_params* params) {
+  return capi::guarded([&]() -> Status {
+    if (Status s = capi::check_struct(params, "bd_attend_params"); !s.ok()) return s;
+    return capi::attend(*params);
+  });
+}
