@@ -16,6 +16,7 @@ Does nothing, in well under a second, when it is already there and the locks hav
 Environment:
   BITDECODING_VENV      where it goes                  (default: .venv in the repository)
   BITDECODING_PYTHON    the Python to make it with     (default: python3.11, python3.12 or python3)
+                        3.11 or 3.12: the locks have wheels for both; the tests have run on 3.11
   BITDECODING_PIP_ARGS  further arguments for pip; torch's +cpu build is not on PyPI, so where pip is
                         not already set up to find it: '--extra-index-url URL' of PyTorch's CPU wheels
 TEXT
@@ -45,7 +46,7 @@ wanted() {
   { grep -hvE '^[[:space:]]*(#|$)' "${locks[@]}"; declare -f add_vllm_dist_info; } | sha256sum | cut -d' ' -f1
 }
 
-# A Python that runs and has wheels for every line of the locks. 3.13 has none for numba's pin.
+# A Python for which every line of the locks has a wheel. 3.11 is what the tests have run on.
 find_python() {
   local candidate
   for candidate in ${BITDECODING_PYTHON:-python3.11 python3.12 python3}; do
