@@ -7,7 +7,9 @@ depends on the number of threads, so make_decode keeps the number that was set w
 """
 
 import argparse
+import ctypes
 import json
+import mmap
 import os
 import statistics
 import sys
@@ -33,7 +35,17 @@ def _vllm():
     return ops, _get_attn_isa
 
 
-def make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=128, seed=0):
+def advise_huge_pages(tensor):
+    """Asks the kernel for huge pages under a tensor, before its memory is touched. vLLM itself does not ask."""
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if madvise(start, size, mmap.MADV_HUGEPAGE) != 0:
+        raise OSError(ctypes.get_errno(), "madvise(MADV_HUGEPAGE) failed; the kernel may be without huge pages")
+
+
+def make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=128, seed=0, huge_pages=False):
     """Random pages in a shuffled order, written by vLLM, and the arguments of one decode call."""
     if context % page_size:
         raise ValueError(f"context {context} is not a multiple of the page size {page_size}; choose one that is.")
@@ -44,6 +56,8 @@ def make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=12
     # Page 0 is vLLM's null page; no sequence owns it.
     table = (torch.randperm(batch * pages, generator=gen) + 1).to(torch.int32).view(batch, pages)
     cache = torch.empty((batch * pages + 1, kv_heads, page_size * 2, head_dim), dtype=dtype)
+    if huge_pages:
+        advise_huge_pages(cache)
     key_cache, value_cache = cache.chunk(2, dim=2)
     for page in table.flatten().tolist():
         key = torch.randn((page_size, kv_heads, head_dim), generator=gen).to(dtype)
@@ -64,9 +78,9 @@ def make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=12
         s_aux=None)  # fmt: skip
 
 
-def make_decode(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=128):
+def make_decode(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=128, huge_pages=False):
     """A function of no arguments that runs vLLM's decode attention once and returns its output."""
-    ops, args = make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size)
+    ops, args = make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size, huge_pages=huge_pages)
 
     def decode():
         ops.cpu_attention_with_kv_cache(**args)
@@ -120,6 +134,7 @@ def main():
     parser.add_argument("--page-size", type=int, default=128)
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bf16"])
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--huge-pages", action="store_true", help="ask for huge pages, which stock vLLM does not")
     parser.add_argument("--seconds", type=float, default=2.0, help="time of each measurement")
     args = parser.parse_args()
     for name in args.dtype:
@@ -127,10 +142,10 @@ def main():
         for threads in args.threads:
             torch.set_num_threads(threads)
             decode = make_decode(args.batch, args.context, args.q_heads, args.kv_heads, args.head_dim,
-                                 DTYPES[name], args.page_size)  # fmt: skip
+                                 DTYPES[name], args.page_size, args.huge_pages)  # fmt: skip
             row = {"peer": "vllm_cpu_attention", "dtype": name, "threads": threads, "batch": args.batch,
                    "context": args.context, "q_heads": args.q_heads, "kv_heads": args.kv_heads,
-                   "head_dim": args.head_dim, "page_size": args.page_size}  # fmt: skip
+                   "head_dim": args.head_dim, "page_size": args.page_size, "huge_pages": args.huge_pages}  # fmt: skip
             row.update(measure(decode, args.seconds))
             row["kv_bytes"] = (2 * args.batch * args.context * args.kv_heads * args.head_dim
                                * DTYPES[name].itemsize)  # fmt: skip
