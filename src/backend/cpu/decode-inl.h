@@ -1,8 +1,8 @@
 // Decode attention over one tile of kQuad pages, per-target.
 //
-// Scores: codes become unsigned bytes 2k + 12 (0..24), the query signed bytes; PMADDUBSW gives pairs,
-// four of which (16 dims over two int16 lanes of a row) are added in int16. The bias -12 * sum(q)
-// starts the accumulator, so it ends at the sum of 2k * q: at most 12 * 127 * 16 = 24384 in
+// Scores: codes become unsigned bytes 2k + 12 (0..24), the query signed bytes; PMADDUBSW gives
+// pairs, four of which (16 dims over two int16 lanes of a row) are added in int16. The bias -12 *
+// sum(q) starts the accumulator, so it ends at the sum of 2k * q: at most 12 * 127 * 16 = 24384 in
 // magnitude. On the way it stays inside int16 as well: 24 * 127 * 8 = 24384 a lane, less the bias.
 // Values: probabilities are the unsigned bytes (0..127), codes the signed ones:
 // 127 * 12 * 16 = 24384 again.
@@ -49,8 +49,8 @@ HWY_INLINE Block unpack_block(const std::uint8_t* HWY_RESTRICT codes, VU8 table)
   return block;
 }
 
-// Sum over 16 columns times four quads of one query row; keys: codes are unsigned and `bias` is added;
-// values: the query's bytes are unsigned.
+// Sum over 16 columns times four quads of one query row; keys: codes are unsigned and `bias` is
+// added; values: the query's bytes are unsigned.
 template <bool kKeys>
 HWY_INLINE VF multiply_row(const Block& block, const std::int32_t* HWY_RESTRICT quads, int stride,
                            std::int32_t bias) {
@@ -104,8 +104,8 @@ HWY_INLINE void tile_scores(const DecodeContext& context, const DecodeQuery& que
   const std::uint8_t* HWY_RESTRICT codes = tile + parts.key_codes;
   const std::uint8_t* HWY_RESTRICT scales = tile + parts.key_scales;
   const int blocks = (context.head_dim + 15) / 16;
-  // One row vector at a time: four quads, R sums, the scale and three constants stay in registers, and
-  // no sum goes through memory. The broadcasts of the query are loads, which have room.
+  // One row vector at a time: four quads, R sums, the scale and three constants stay in registers,
+  // and no sum goes through memory. The broadcasts of the query are loads, which have room.
   for (int group = 0; group < 4; ++group) {
 #pragma GCC unroll 1
     for (int v = 0; v < kRowVectors; ++v) {
@@ -124,13 +124,14 @@ HWY_INLINE void tile_scores(const DecodeContext& context, const DecodeQuery& que
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           sum[r] = hn::MulAdd(
-              multiply_terms<true, kTerms>(block, quads + r * kTerms, W, bias + r * kTerms), s, sum[r]);
+              multiply_terms<true, kTerms>(block, quads + r * kTerms, W, bias + r * kTerms), s,
+              sum[r]);
         }
       }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        hn::StoreU(hn::MulAdd(sum[r], hn::Set(df, query.scale[r]), hn::Set(df, query.offset[r])), df,
-                   scores + 64 * r + 16 * group + kLanes * v);
+        hn::StoreU(hn::MulAdd(sum[r], hn::Set(df, query.scale[r]), hn::Set(df, query.offset[r])),
+                   df, scores + 64 * r + 16 * group + kLanes * v);
       }
     }
   }
@@ -214,21 +215,22 @@ HWY_INLINE void tile_values(const DecodeContext& context, const std::uint8_t* HW
       for (int r = 0; r < R; ++r) sum[r] = hn::Zero(df);
 #pragma GCC unroll 1
       for (int index = 0; index < 4; ++index) {
-        const Block block =
-            unpack_block(codes + std::int64_t{dim / 16} * layout::kFragmentBytes + 128 * index +
-                             kVectorBytes * v,
-                         table);
+        const Block block = unpack_block(codes + std::int64_t{dim / 16} * layout::kFragmentBytes +
+                                             128 * index + kVectorBytes * v,
+                                         table);
         const VF s = load_scales<kMx>(scales + std::int64_t{dim / 16} * kScaleBytes +
                                       16 * (kMx ? index / 2 : index) + kLanes * v);
         const std::int32_t* HWY_RESTRICT p = quads + index * 4 * W;
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          sum[r] = hn::MulAdd(multiply_terms<false, kTerms>(block, p + r * kTerms, W, nullptr), s, sum[r]);
+          sum[r] = hn::MulAdd(multiply_terms<false, kTerms>(block, p + r * kTerms, W, nullptr), s,
+                              sum[r]);
         }
       }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        float* HWY_RESTRICT o = out + static_cast<std::int64_t>(r) * context.head_dim + dim + kLanes * v;
+        float* HWY_RESTRICT o =
+            out + static_cast<std::int64_t>(r) * context.head_dim + dim + kLanes * v;
         const VF old = hn::Mul(hn::LoadU(df, o), hn::Set(df, keep[r]));
         hn::StoreU(hn::MulAdd(sum[r], hn::Set(df, weight[r]), old), df, o);
       }
@@ -283,14 +285,17 @@ void decode_tile(const DecodeContext& context, const DecodeQuery& query, const D
 
 inline void decode_tile_any(const DecodeContext& context, const DecodeQuery& query,
                             const DecodeTile& tile, const DecodeState& state) {
-  using Tile = void (*)(const DecodeContext&, const DecodeQuery&, const DecodeTile&, const DecodeState&);
-  static constexpr Tile kInt8[2][4] = {
-      {decode_tile<1, 1, false>, decode_tile<2, 1, false>, decode_tile<3, 1, false>, decode_tile<4, 1, false>},
-      {decode_tile<1, 1, true>, decode_tile<2, 1, true>, decode_tile<3, 1, true>, decode_tile<4, 1, true>}};
+  using Tile =
+      void (*)(const DecodeContext&, const DecodeQuery&, const DecodeTile&, const DecodeState&);
+  static constexpr Tile kInt8[2][4] = {{decode_tile<1, 1, false>, decode_tile<2, 1, false>,
+                                        decode_tile<3, 1, false>, decode_tile<4, 1, false>},
+                                       {decode_tile<1, 1, true>, decode_tile<2, 1, true>,
+                                        decode_tile<3, 1, true>, decode_tile<4, 1, true>}};
   static constexpr Tile kWide[2][2] = {{decode_tile<1, 2, false>, decode_tile<2, 2, false>},
                                        {decode_tile<1, 2, true>, decode_tile<2, 2, true>}};
   const int mx = context.format == Format::kMxfp4 ? 1 : 0;
-  (query.terms == 1 ? kInt8[mx][query.rows - 1] : kWide[mx][query.rows - 1])(context, query, tile, state);
+  (query.terms == 1 ? kInt8[mx][query.rows - 1] : kWide[mx][query.rows - 1])(context, query, tile,
+                                                                             state);
 }
 
 inline int count_nan_scales(const DecodeContext& context, const std::uint8_t* tile) {

@@ -1,8 +1,8 @@
 // Decode attention over the FP4 pages of one KV head for a few query rows: the kernel's arguments.
 //
 // Cost model (docs/design/cpu.md): a tile of 64 tokens costs 2 * 64 * head_dim byte multiply-adds a
-// row and term, 32 (AVX2) or 64 (AVX-512) an instruction, plus one addition each; unpacking a tile's
-// nibbles is shared by the rows. Bytes: tile_bytes a tile.
+// row and term, 32 (AVX2) or 64 (AVX-512) an instruction, plus one addition each; unpacking a
+// tile's nibbles is shared by the rows. Bytes: tile_bytes a tile.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct DecodeQuery {
   int terms = 0;  // 1: int8; 2: `wide`, 14 bits and a sign. rows * terms <= kMaxWork
   const std::int32_t* quads = nullptr;  // [key_column_blocks * 16][work] four int8 each
   const std::int32_t* bias = nullptr;   // [key_column_blocks * 4][work] low int16: -12 * sum(q)
-  const float* scale = nullptr;         // [rows] of the integers, everything that is constant included
-  const float* offset = nullptr;        // [rows] added to every score: sm_scale * q . key_shift
+  const float* scale = nullptr;   // [rows] of the integers, everything that is constant included
+  const float* offset = nullptr;  // [rows] added to every score: sm_scale * q . key_shift
 };
 
 // The partial result of a range of tokens; initialised by the caller to m = -inf, l = 0, out = 0.

@@ -72,15 +72,16 @@ HWY_INLINE VF pair_sum(VI16 v) {
 }
 
 // E4M3 bytes (non-negative) as float times 2^-8: shifted left by 7 they are IEEE halves with the
-// exponent bias 15 instead of 7, subnormals included, and the half-to-float conversion handles those
-// whatever the thread's flush-to-zero mode is. 0x7F gives 480: finite, and counted elsewhere.
+// exponent bias 15 instead of 7, subnormals included, and the half-to-float conversion handles
+// those whatever the thread's flush-to-zero mode is. 0x7F gives 480: finite, and counted elsewhere.
 inline constexpr float kE4m3Unit = 256.0F;
 HWY_INLINE VF load_e4m3(const std::uint8_t* HWY_RESTRICT p) {
   const DF df;
   const hn::Rebind<std::uint8_t, DF> du8;
   const hn::Rebind<std::uint16_t, DF> du16;
   const hn::Rebind<hwy::float16_t, DF> df16;
-  return hn::PromoteTo(df, hn::BitCast(df16, hn::ShiftLeft<7>(hn::PromoteTo(du16, hn::LoadU(du8, p)))));
+  return hn::PromoteTo(df,
+                       hn::BitCast(df16, hn::ShiftLeft<7>(hn::PromoteTo(du16, hn::LoadU(du8, p)))));
 }
 
 // E8M0 bytes as float: the byte is float's exponent field; 0 is 2^-127, a subnormal pattern.
@@ -99,8 +100,8 @@ HWY_INLINE VU8 e2m1_table(int bias) {
   return hn::LoadDup128(DU8(), table);
 }
 
-// e^x for x <= 0; below -87 it is 0. Relative error below 3e-7: 2^n * p(f), f in [-0.5, 0.5], with the
-// Taylor coefficients of 2^f to degree 6 (the next term is 1.2e-7 at the ends).
+// e^x for x <= 0; below -87 it is 0. Relative error below 3e-7: 2^n * p(f), f in [-0.5, 0.5], with
+// the Taylor coefficients of 2^f to degree 6 (the next term is 1.2e-7 at the ends).
 HWY_INLINE VF exp_non_positive(VF x) {
   const DF df;
   const DI32 di32;

@@ -1,6 +1,6 @@
-// BITDECODING_PER_TARGET(target, function): returns function() of the namespace of `target`, if this
-// build has it. Highway's own dynamic dispatch always takes the best target of the machine; here a
-// caller may force one by name, so the choice is made once, explicitly.
+// BITDECODING_PER_TARGET(target, function): returns function() of the namespace of `target`, if
+// this build has it. Highway's own dynamic dispatch always takes the best target of the machine;
+// here a caller may force one by name, so the choice is made once, explicitly.
 #pragma once
 
 #if HWY_TARGETS & HWY_AVX3
