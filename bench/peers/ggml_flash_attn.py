@@ -28,8 +28,9 @@ class InitParams(c.Structure):
 
 
 class Plan(c.Structure):  # ggml_cplan
-    _fields_ = [("work_size", c.c_size_t), ("work_data", c.c_void_p), ("n_threads", c.c_int), ("threadpool", c.c_void_p),
-                ("abort_callback", c.c_void_p), ("abort_callback_data", c.c_void_p), ("use_ref", c.c_bool)]  # fmt: skip
+    _fields_ = [("work_size", c.c_size_t), ("work_data", c.c_void_p), ("n_threads", c.c_int),
+                ("threadpool", c.c_void_p), ("abort_callback", c.c_void_p), ("abort_callback_data", c.c_void_p),
+                ("use_ref", c.c_bool)]  # fmt: skip
 
 
 class PoolParams(c.Structure):  # ggml_threadpool_params, 512 = GGML_MAX_N_THREADS
@@ -83,7 +84,7 @@ class Decode:
                 laid = rows if layout == "token" else np.ascontiguousarray(rows.swapaxes(0, 1))
                 base.ggml_quantize_chunk(kind, laid.ctypes.data, start + sequence * context * kv_heads * row, 0,
                                          context * kv_heads, head_dim, None)  # fmt: skip
-                if batch * context <= 4096:
+                if batch * context <= 4096:  # kept for check() only
                     keep.append(rows)
             self.inputs.append(keep)
             token, head = (kv_heads * row, row) if layout == "token" else (row, context * row)
