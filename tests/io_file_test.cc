@@ -1,0 +1,80 @@
+// Files are read whole or not at all, and replaced whole or not at all.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "io/file.h"
+#include "io/suggest.h"
+
+namespace bitdecoding {
+namespace {
+
+class FileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ =
+        std::filesystem::temp_directory_path() / ("bitdecoding_io_" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+  std::filesystem::path folder_;
+};
+
+TEST_F(FileTest, RoundTripAtTheLimit) {
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{4096}}) {
+    const std::string bytes(size, '\xA5');
+    ASSERT_TRUE(write_file_atomic(path("f"), bytes).ok());
+    EXPECT_EQ(read_file(path("f"), static_cast<std::int64_t>(size)).take(), bytes);
+    if (size == 0) continue;
+    const Result<std::string> cut = read_file(path("f"), static_cast<std::int64_t>(size) - 1);
+    EXPECT_EQ(cut.status().code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(FileTest, AnEndlessFileIsCutAtTheLimit) {
+  EXPECT_EQ(read_file("/dev/zero", 1000).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(FileTest, ReplacingLeavesNoTemporaryFile) {
+  ASSERT_TRUE(write_file_atomic(path("f"), "old").ok());
+  ASSERT_TRUE(write_file_atomic(path("f"), "new").ok());
+  EXPECT_EQ(read_file(path("f"), 100).take(), "new");
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    (void)entry;
+    ++files;
+  }
+  EXPECT_EQ(files, 1);
+}
+
+TEST_F(FileTest, AFailedWriteKeepsTheOldFileAndSaysWhy) {
+  std::filesystem::create_directories(folder_ / "d" / "inside");
+  const Status status = write_file_atomic(path("d"), "x");
+  EXPECT_EQ(status.code(), StatusCode::kIo);
+  EXPECT_NE(status.message().find("/d'"), std::string::npos) << status.message();
+  EXPECT_TRUE(std::filesystem::is_directory(folder_ / "d" / "inside"));
+  EXPECT_EQ(write_file_atomic(path("none/f"), "x").code(), StatusCode::kIo);
+}
+
+TEST_F(FileTest, MissingIsNotFound) {
+  EXPECT_EQ(read_file(path("none"), 10).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(read_file(path(""), 10).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(Suggest, NearNamesOnly) {
+  const std::vector<std::string> known = {"serve", "doctor", "recipe", "version"};
+  EXPECT_EQ(nearest_name("sevre", known), "serve");
+  EXPECT_EQ(nearest_name("Recipes", known), "recipe");
+  EXPECT_EQ(nearest_name("xylophone", known), "");
+  EXPECT_EQ(nearest_name("", known), "");
+  EXPECT_EQ(nearest_name(std::string(100000, 's'), known), "");
+  EXPECT_EQ(nearest_name("sink-tokens", {"tail_tokens", "sink_tokens"}), "sink_tokens");
+  EXPECT_EQ(join_or({"a", "b", "c"}), "a, b or c");
+  EXPECT_EQ(join_or({"a"}), "a");
+}
+
+}  // namespace
+}  // namespace bitdecoding
