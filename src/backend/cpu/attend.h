@@ -1,0 +1,45 @@
+// The attend verb on the CPU: work items, the sources of each tile, and the merge of partial results.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backend/cpu/decode_kernels.h"
+#include "backend/cpu/dequantize_kernels.h"
+#include "backend/cpu/float_kernels.h"
+#include "bitdecoding/attend.h"
+
+namespace bitdecoding::cpu {
+
+struct AttendKernels {
+  const DecodeKernels* decode = nullptr;
+  const DequantizeKernels* dequantize = nullptr;
+  const FloatKernels* tile = nullptr;
+};
+
+// Runs body(item, thread) for items [0, n).
+using ParallelFor =
+    std::function<void(std::int64_t n, const std::function<void(std::int64_t, int)>& body)>;
+
+// Memory of one call, kept between calls.
+struct AttendScratch;
+
+class AttendScratchPool {
+ public:
+  AttendScratchPool();
+  ~AttendScratchPool();
+  std::unique_ptr<AttendScratch> take();
+  void give(std::unique_ptr<AttendScratch> scratch);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<AttendScratch>> free_;
+};
+
+// `params` has been validated.
+Status cpu_attend(const AttendParams& params, const AttendKernels& kernels, const ParallelFor& parallel,
+                  AttendScratchPool& pool);
+
+}  // namespace bitdecoding::cpu

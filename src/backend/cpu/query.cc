@@ -1,0 +1,118 @@
+#include "backend/cpu/query.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "numeric/bf16.h"
+#include "page/layout.h"
+#include "transform/hadamard.h"
+
+namespace bitdecoding::cpu {
+namespace {
+
+constexpr int kMaxHeadDim = 256;
+
+float dot(const float* a, const float* b, int n) {
+  float sum = 0.0F;
+  for (int i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+}  // namespace
+
+void load_row(const TensorView& tensor, std::int64_t token, int head, int head_dim, float* out) {
+  const std::int64_t index = token * tensor.stride_token + head * tensor.stride_head;
+  switch (tensor.dtype) {
+    case DType::kF32: std::copy_n(static_cast<const float*>(tensor.data) + index, head_dim, out); break;
+    case DType::kBf16: {
+      const std::uint16_t* in = static_cast<const std::uint16_t*>(tensor.data) + index;
+      for (int d = 0; d < head_dim; ++d) out[d] = decode_bf16(in[d]);
+      break;
+    }
+    case DType::kF16: {
+      const std::uint16_t* in = static_cast<const std::uint16_t*>(tensor.data) + index;
+      for (int d = 0; d < head_dim; ++d) out[d] = decode_f16(in[d]);
+      break;
+    }
+  }
+}
+
+void store_row(const AttendParams& params, std::int64_t token, int head, const float* in, float scale) {
+  const int head_dim = params.layer->geometry.head_dim;
+  const std::int64_t index = token * params.stride_output_token + head * params.stride_output_head;
+  switch (params.output_dtype) {
+    case DType::kF32: {
+      float* out = static_cast<float*>(params.output) + index;
+      for (int d = 0; d < head_dim; ++d) out[d] = in[d] * scale;
+      break;
+    }
+    case DType::kBf16: {
+      std::uint16_t* out = static_cast<std::uint16_t*>(params.output) + index;
+      for (int d = 0; d < head_dim; ++d) out[d] = encode_bf16(in[d] * scale);
+      break;
+    }
+    case DType::kF16: {
+      std::uint16_t* out = static_cast<std::uint16_t*>(params.output) + index;
+      for (int d = 0; d < head_dim; ++d) out[d] = encode_f16(in[d] * scale);
+      break;
+    }
+  }
+}
+
+void load_query_rows(const AttendParams& params, const RequestPlan& request, int kv_head, std::int64_t first,
+                     int rows, float* out) {
+  const LayerConfig& layer = *params.layer;
+  const int group_size = layer.num_q_heads / layer.num_kv_heads;
+  const int head_dim = layer.geometry.head_dim;
+  for (int r = 0; r < rows; ++r) {
+    const std::int64_t row = first + r;
+    float* q = out + std::int64_t{r} * head_dim;
+    load_row(params.query, request.query_begin + row / group_size,
+             kv_head * group_size + static_cast<int>(row % group_size), head_dim, q);
+    for (int d = 0; d < head_dim; ++d) q[d] *= params.sm_scale;
+  }
+}
+
+void QuadQuery::prepare(const LayerConfig& layer, int kv_head, const float* rows, int num_rows, int terms) {
+  constexpr float kHighLevels = 127.0F;
+  constexpr int kTermWeight = 128;
+  const int head_dim = layer.geometry.head_dim;
+  const int work = num_rows * terms;
+  const int blocks = layout::key_column_blocks(head_dim) * 4;
+  quads_.assign(static_cast<std::size_t>(blocks) * 4 * work, 0);
+  bias_.assign(static_cast<std::size_t>(blocks) * work, 0);
+  const float key_unit = layer.key_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.key_outer[kv_head]);
+  const float scale_unit = layer.geometry.format == Format::kMxfp4 ? 1.0F : 256.0F;  // load_e4m3's unit
+  float q[kMaxHeadDim];
+  for (int r = 0; r < num_rows; ++r) {
+    std::copy_n(rows + std::int64_t{r} * head_dim, head_dim, q);
+    offset_[r] = layer.key_shift == nullptr
+                     ? 0.0F
+                     : dot(q, layer.key_shift + std::int64_t{kv_head} * head_dim, head_dim);
+    if (layer.hadamard) hadamard(q, head_dim);
+    float amax = 0.0F;
+    for (int d = 0; d < head_dim; ++d) amax = std::max(amax, std::fabs(q[d]));
+    // One term: 127 levels a side. Two: high * 128 + low, low in -64..63.
+    const float levels = terms == 1 ? kHighLevels : kHighLevels * kTermWeight + 63.0F;
+    const float step = amax > 0.0F ? amax / levels : 1.0F;
+    const float inverse = amax > 0.0F ? levels / amax : 0.0F;
+    scale_[r] = step * 0.5F * key_unit * scale_unit;  // tables hold twice the value
+    for (int d = 0; d < head_dim; ++d) {
+      const int level = static_cast<int>(std::lrint(q[d] * inverse));
+      const int high = terms == 1 ? level : (level + kTermWeight / 2) >> 7;
+      const int parts[2] = {high, level - high * kTermWeight};
+      for (int t = 0; t < terms; ++t) {
+        const int w = r * terms + t;
+        const auto byte = static_cast<std::uint32_t>(static_cast<std::uint8_t>(static_cast<std::int8_t>(parts[t])));
+        const std::size_t quad = static_cast<std::size_t>(d / 4) * work + w;
+        quads_[quad] = static_cast<std::int32_t>(static_cast<std::uint32_t>(quads_[quad]) | byte << (8 * (d % 4)));
+        bias_[static_cast<std::size_t>(d / 16) * work + w] -= 12 * parts[t];
+      }
+    }
+  }
+  // The kernel adds the bias to the low int16 of a lane; the other half stays 0.
+  for (std::int32_t& b : bias_) b = static_cast<std::int32_t>(static_cast<std::uint32_t>(b) & 0xFFFFU);
+  query_ = {num_rows, terms, quads_.data(), bias_.data(), scale_, offset_};
+}
+
+}  // namespace bitdecoding::cpu

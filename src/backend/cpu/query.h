@@ -1,0 +1,35 @@
+// Query rows made ready for the kernels.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/cpu/decode_kernels.h"
+#include "bitdecoding/attend.h"
+
+namespace bitdecoding::cpu {
+
+// One row of a tensor as float, not scaled.
+void load_row(const TensorView& tensor, std::int64_t token, int head, int head_dim, float* out);
+// Writes head_dim floats, times `scale`, to row (token, head) of the output.
+void store_row(const AttendParams& params, std::int64_t token, int head, const float* in, float scale);
+
+// Rows [first, first + rows) of a request's KV head, each head_dim floats; sm_scale included.
+void load_query_rows(const AttendParams& params, const RequestPlan& request, int kv_head, std::int64_t first,
+                     int rows, float* out);
+
+// The integer form of up to kMaxWork / terms rows for the decode kernel.
+class QuadQuery {
+ public:
+  // rows: head_dim floats each, sm_scale included. Rotates and shifts as the layer says.
+  void prepare(const LayerConfig& layer, int kv_head, const float* rows, int num_rows, int terms);
+  const DecodeQuery& query() const { return query_; }
+
+ private:
+  DecodeQuery query_;
+  std::vector<std::int32_t> quads_, bias_;
+  float scale_[kMaxWork] = {};
+  float offset_[kMaxWork] = {};
+};
+
+}  // namespace bitdecoding::cpu
