@@ -19,35 +19,37 @@
 
 #include "bitdecoding/quantize.h"
 
-namespace bitdecoding __attribute__((visibility("default"))) {
+#pragma GCC visibility push(default)
+namespace bitdecoding {
 
-  // Requests with at most this many query rows are decoded straight from pages and shadow slots;
-  // longer ones are prefilled: the current chunk in full precision, the cached prefix dequantized.
-  inline constexpr int kMaxDecodeQueries = 8;
+// Requests with at most this many query rows are decoded straight from pages and shadow slots;
+// longer ones are prefilled: the current chunk in full precision, the cached prefix dequantized.
+inline constexpr int kMaxDecodeQueries = 8;
 
-  struct AttendParams {
-    const LayerConfig* layer = nullptr;
-    CacheView cache;
-    ShadowPool shadow;
-    TensorView query;        // [num_tokens][num_q_heads][head_dim]
-    TensorView key, value;   // [num_tokens][num_kv_heads][head_dim], this step's rows
-    void* output = nullptr;  // [num_tokens][num_q_heads][head_dim]
-    DType output_dtype = DType::kF32;
-    std::int64_t stride_output_token = 0;  // elements
-    std::int64_t stride_output_head = 0;   // elements
-    float* lse = nullptr;                  // [num_tokens][num_q_heads], natural log; nullable
-    const StepPlan* plan = nullptr;
+struct AttendParams {
+  const LayerConfig* layer = nullptr;
+  CacheView cache;
+  ShadowPool shadow;
+  TensorView query;        // [num_tokens][num_q_heads][head_dim]
+  TensorView key, value;   // [num_tokens][num_kv_heads][head_dim], this step's rows
+  void* output = nullptr;  // [num_tokens][num_q_heads][head_dim]
+  DType output_dtype = DType::kF32;
+  std::int64_t stride_output_token = 0;  // elements
+  std::int64_t stride_output_head = 0;   // elements
+  float* lse = nullptr;                  // [num_tokens][num_q_heads], natural log; nullable
+  const StepPlan* plan = nullptr;
 
-    float sm_scale = 1.0F;
-    float softcap = 0.0F;  // 0 = off; scores become softcap * tanh(score / softcap)
-    int window_left = -1;  // visible: p > q - window_left - 1 (FlashAttention); -1 = off
-    const float* attn_sink = nullptr;  // [num_q_heads] learned logits in the denominator, or null
+  float sm_scale = 1.0F;
+  float softcap = 0.0F;              // 0 = off; scores become softcap * tanh(score / softcap)
+  int window_left = -1;              // visible: p > q - window_left - 1 (FlashAttention); -1 = off
+  const float* attn_sink = nullptr;  // [num_q_heads] learned logits in the denominator, or null
 
-    Arithmetic arithmetic = Arithmetic::kInt8;
-    int query_terms = 2;                      // fp4 arithmetic
-    float probability_c = 8.0F;               // fp4 arithmetic
-    float probability_tau = 0.0F;             // fp4 arithmetic
-    std::uint64_t* corrupt_scales = nullptr;  // counts 0x7F (E8M0: 0xFF) scale bytes met, nullable
-  };
+  Arithmetic arithmetic = Arithmetic::kInt8;
+  int query_terms = 2;                      // fp4 arithmetic
+  float probability_c = 8.0F;               // fp4 arithmetic
+  float probability_tau = 0.0F;             // fp4 arithmetic
+  std::uint64_t* corrupt_scales = nullptr;  // counts 0x7F (E8M0: 0xFF) scale bytes met, nullable
+};
 
-}  // namespace )
+}  // namespace bitdecoding
+#pragma GCC visibility pop

@@ -48,14 +48,13 @@ BD_API int bd_abi_version(void);        /* BD_ABI_VERSION of the library that wa
 BD_API const char* bd_version(void);    /* "0.1.0" */
 BD_API const char* bd_last_error(void); /* never NULL; valid until the thread's next call */
 
-/* ---- runtime: one a process: recipe, backend, sidecar, counters -------------------------------
- */
+/* ---- runtime: one a process: recipe, backend, sidecar, counters ---- */
 
 typedef struct bd_runtime bd_runtime;
 
 typedef struct bd_runtime_options {
   size_t struct_size;
-  const char* recipe_json; /* NULL = recipe_file, or the preset bitdecoding-nvfp4 without key shift */
+  const char* recipe_json; /* NULL = recipe_file, or bitdecoding-nvfp4 without key shift */
   const char* recipe_file; /* read when recipe_json is NULL; its relative paths are its folder's */
   const char* origin;      /* begins error messages about the recipe; nullable */
   const char* backend;     /* "cpu", "reference"; NULL = "cpu" */
@@ -68,7 +67,8 @@ typedef struct bd_runtime_options {
 BD_API bd_status bd_runtime_create(const bd_runtime_options* options, bd_runtime** runtime);
 BD_API void bd_runtime_destroy(bd_runtime* runtime);
 /* JSON: version, backend, isa, threads, recipe (resolved), sidecar (path, layers, heads, head_dim).
- * warnings (sentences to log). Valid until the next bd_runtime_load_key_shift or the runtime's end. */
+ * warnings (sentences to log). Valid until the next bd_runtime_load_key_shift or the runtime's end.
+ */
 BD_API const char* bd_runtime_describe(const bd_runtime* runtime);
 /* Replaces the sidecar key means; the path is the recipe's key_shift_file otherwise. Refused while
  * the runtime has layers: pages written under other means would be read wrongly. */
