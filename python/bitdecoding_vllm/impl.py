@@ -51,12 +51,20 @@ class BitdecodingImpl(CPUAttentionBackendImpl):
         self._kv_cache = None
         config = get_current_vllm_config()
         _refuse_unsupported(self, config)
-        # Now, before weights load, rather than when the cache is made.
-        self.runtime.page_info(head_size, config.cache_config.block_size)
+        # Before weights load: a head size or a sidecar that does not fit raises here. The layer
+        # itself is made when its name and learned sinks are known. (A calibrating runtime would
+        # count this one.)
+        page_size = config.cache_config.block_size
+        self.runtime.page_info(head_size, page_size)
+        if not self.runtime.calibrate_file:
+            Layer(self, "layers.0", page_size, config)
 
     def attach(self, name, page_size, steps, shadow, vllm_config):
         """Called by the builder: the layer's name, weights and group are known only then."""
-        self.layer = Layer(self, name, page_size, vllm_config)
+        sinks = self.sinks
+        if sinks is not None:
+            sinks = sinks.detach().to(torch.float32).contiguous()
+        self.layer = Layer(self, name, page_size, vllm_config, sinks)
         self.steps = steps
         self.shadow = shadow
         handles = {"layer": self.layer.handle, "steps": steps.handle}
@@ -141,9 +149,9 @@ class BitdecodingImpl(CPUAttentionBackendImpl):
 
 
 class Layer:
-    """Owns a bd_layer."""
+    """Owns a bd_layer. `sinks` are learned logits in float32, one a query head, or None."""
 
-    def __init__(self, impl, name, page_size, vllm_config):
+    def __init__(self, impl, name, page_size, vllm_config, sinks=None):
         self.runtime = impl.runtime
         self.lib = impl.lib
         self.name = name
@@ -152,7 +160,6 @@ class Layer:
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
         total_kv_heads = _total_kv_heads(model, parallel, impl.num_kv_heads)
         rank = get_tensor_model_parallel_rank()
-        sink = None if impl.sinks is None else impl.sinks.detach().to(torch.float32).contiguous()
         options = library.sized(
             library.LayerOptions,
             layer_index=extract_layer_index(name),
@@ -166,10 +173,8 @@ class Layer:
             sm_scale=impl.scale,
             softcap=impl.logits_soft_cap,
             window_left=impl.sliding_window - 1 if impl.sliding_window > 0 else -1,
-            attn_sink=None if sink is None else sink.data_ptr(),
+            attn_sink=None if sinks is None else sinks.data_ptr(),
         )
-        if parallel.tensor_parallel_size > 1:
-            self.runtime.rank_suffix = f".rank{rank}"
         self.handle = self.lib.create(self.lib.bd_layer_create, self.runtime.handle, options)
 
     def __del__(self):

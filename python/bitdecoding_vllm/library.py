@@ -45,6 +45,7 @@ class RuntimeOptions(Structure):
         ("origin", c_char_p),
         ("backend", c_char_p),
         ("isa", c_char_p),
+        ("model", c_char_p),
         ("num_threads", c_int32),
         ("reserved", c_int32),
     ]
@@ -209,7 +210,6 @@ def candidates():
     return [
         package / FILE_NAME,
         checkout / "build" / "release" / "lib" / FILE_NAME,
-        checkout / "build" / "release" / "src" / FILE_NAME,
     ]
 
 

@@ -92,7 +92,7 @@ class BitdecodingMetadataBuilder(CPUAttentionMetadataBuilder):
         num_kv_heads = kv_cache_spec.num_kv_heads
         pool = tail.size_pool(
             self.runtime.page_info(head_dim, page_size, max_requests),
-            float(self.runtime.value("shadow_pool_share")),
+            self.runtime.pool_share(),
             num_pages,
             num_kv_heads,
             len(layer_names),

@@ -38,7 +38,7 @@ def _text(value):
     return value.encode() if value else None
 
 
-def _options(source, num_threads):
+def _options(source, num_threads, model=None):
     return library.sized(
         library.RuntimeOptions,
         recipe_json=_text(source.text),
@@ -46,6 +46,7 @@ def _options(source, num_threads):
         origin=_text(source.origin),
         backend=_text(os.environ.get(ENV_BACKEND)),
         isa=_text(os.environ.get(ENV_ISA)),
+        model=_text(model),
         num_threads=num_threads,
     )
 
@@ -60,11 +61,11 @@ def validate(source):
 class Runtime:
     """One recipe on one backend, used by all layers of an engine."""
 
-    def __init__(self, source, note):
+    def __init__(self, source, note, model):
         self.lib = library.load()
         self.handle = None
         with threads.all_worker_cpus() as num_threads:
-            options = _options(source, threads.requested(ENV_THREADS, num_threads))
+            options = _options(source, threads.requested(ENV_THREADS, num_threads), model)
             self.handle = self.lib.create(self.lib.bd_runtime_create, None, options)
         self.note = note
         self.described = json.loads(self.lib.bd_runtime_describe(self.handle).decode())
@@ -77,10 +78,11 @@ class Runtime:
             )
         self.carriers = recipe.CARRIERS[self.format]
         self.calibrate_file = self.value("calibrate_file") or ""
-        self.rank_suffix = ""
         self.pools = []
         self._told = {}
-        self._uncalibrated_tokens = 0
+        self._unsaved_tokens = 0
+        for warning in self.described.get("warnings", ()):
+            logger.warning("bitdecoding: %s", warning)
 
     def __del__(self):
         handle, self.handle = getattr(self, "handle", None), None
@@ -108,6 +110,12 @@ class Runtime:
             )
         return head_bytes // page_size
 
+    def pool_share(self):
+        """The share of the cache's bytes that BF16 tokens of cached pages may take."""
+        if int(self.value("sink_tokens")) == 0 and int(self.value("tail_tokens")) == 0:
+            return 0.0
+        return float(self.value("shadow_pool_share"))
+
     def counters(self):
         counters = library.sized(library.Counters)
         self.lib.check(self.lib.bd_counters_get(self.handle, byref(counters)))
@@ -126,19 +134,29 @@ class Runtime:
         """Counts the tokens a calibrating engine has written since its last save."""
         if not self.calibrate_file:
             return
-        self._uncalibrated_tokens += num_tokens
-        if self._uncalibrated_tokens >= CALIBRATION_TOKENS:
+        self._unsaved_tokens += num_tokens
+        if self._unsaved_tokens >= CALIBRATION_TOKENS:
             self.save_calibration()
 
     def save_calibration(self, path=None):
-        """Writes the key means and returns (path, tokens). Every rank writes its own heads."""
-        path = (path or self.calibrate_file) + self.rank_suffix
+        """Writes the key means and returns (path, tokens). With tensor parallelism the library adds
+        the rank's heads to the name."""
+        path = path or self.calibrate_file
         tokens = c_uint64()
         self.lib.check(
             self.lib.bd_calibration_save(self.handle, os.fsencode(path), byref(tokens))
         )
-        self._uncalibrated_tokens = 0
+        self._unsaved_tokens = 0
         return path, tokens.value
+
+    def save_calibration_at_exit(self):
+        if not self._unsaved_tokens:
+            return
+        try:
+            path, tokens = self.save_calibration()
+            logger.info("Key means of %d tokens saved to %s", tokens, path)
+        except library.BitdecodingError as error:
+            logger.warning("The key means were not saved: %s", error)
 
     def log_start(self, pool, head_dim, page_size, num_pages):
         """One line that says what runs; its numbers are for one group of layers."""
@@ -189,25 +207,32 @@ def for_engine(vllm_config):
         _current = None
         return None
     source, note = asked
-    key = (source, *(os.environ.get(name) for name in (ENV_BACKEND, ENV_ISA, ENV_THREADS)))
+    model = model_name(vllm_config.model_config.model)
+    settings = [os.environ.get(name) for name in (ENV_BACKEND, ENV_ISA, ENV_THREADS)]
+    key = (source, model, *settings)
     runtime = _runtimes.get(key)
     if runtime is None:
-        runtime = _create(source, note)
+        runtime = _create(source, note, model)
         _runtimes[key] = runtime
     _current = weakref.ref(runtime)
     return runtime
 
 
-def _create(source, note):
+def model_name(model):
+    """The last part of a path or of owner/name: a sidecar must not depend on where a model lies."""
+    return os.path.basename(model.rstrip("/"))
+
+
+def _create(source, note, model):
     try:
-        return Runtime(source, note)
+        return Runtime(source, note, model)
     except library.BitdecodingError as error:
         if note != "default recipe":
             raise
         raise recipe.RecipeError(
             f"--kv-cache-dtype nvfp4 without a recipe means the mode bitdecoding-nvfp4, whose key "
             f"means come from a calibration of this model ({error}). Either calibrate first: serve "
-            f'once with {recipe.ENV_RECIPE}=\'{{"mode": "bitdecoding-nvfp4", "key_shift": false, '
+            f'once with {recipe.ENV_RECIPE}=\'{{"mode": "bitdecoding-nvfp4", '
             f'"calibrate_file": "key_shift.safetensors"}}\', then name the file in the recipe as '
             f'"key_shift_file". Or do without: {recipe.ENV_RECIPE}=\'{{"mode": '
             f'"bitdecoding-nvfp4", "key_shift": false}}\'.'
@@ -231,6 +256,4 @@ def live():
 @atexit.register
 def _save_at_exit():
     for runtime in live():
-        if runtime.calibrate_file and runtime._uncalibrated_tokens:
-            path, tokens = runtime.save_calibration()
-            logger.info("Key means of %d tokens saved to %s", tokens, path)
+        runtime.save_calibration_at_exit()

@@ -2,7 +2,8 @@
 
 Which groups are in BF16 is decided in the library, once a step. Here the pool is sized: at least
 what max_num_seqs running requests need, and above that up to the recipe's share of the cache's
-bytes, for the sinks and tails of cached pages.
+bytes, for the sinks and tails of cached pages. A recipe without both needs no more than the floor:
+a cached page has no incomplete group.
 """
 
 from dataclasses import dataclass

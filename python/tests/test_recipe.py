@@ -1,0 +1,145 @@
+"""Where a recipe comes from, what each mode asks of vLLM, and the small rules of the plugin."""
+
+import json
+import os
+
+import pytest
+
+from bitdecoding_vllm import engine, impl, library, recipe, runtime, tail, threads
+
+JSON = '{"mode": "bitdecoding-nvfp4", "key_shift": false}'
+
+
+def config(value):
+    return {"bitdecoding": {"recipe": value}}
+
+
+def test_no_recipe(monkeypatch):
+    monkeypatch.delenv(recipe.ENV_RECIPE, raising=False)
+    assert recipe.resolve({}) == (None, None)
+    assert recipe.resolve({"another plugin": {"recipe": 3}}) == (None, None)
+
+
+def test_environment_wins_and_says_so(monkeypatch):
+    monkeypatch.setenv(recipe.ENV_RECIPE, JSON)
+    source, note = recipe.resolve(config({"mode": "bf16"}))
+    assert source.text == JSON and source.file is None
+    assert note == 'recipe from BITDECODING_RECIPE; it wins over additional_config["bitdecoding"]["recipe"]'
+    monkeypatch.setenv(recipe.ENV_RECIPE, "  ")
+    source, note = recipe.resolve(config({"mode": "bf16"}))
+    assert json.loads(source.text) == {"mode": "bf16"}
+    assert "wins" not in note
+
+
+def test_path_text_and_object_are_the_same_recipe(tmp_path, monkeypatch):
+    monkeypatch.delenv(recipe.ENV_RECIPE, raising=False)
+    file = tmp_path / "recipe.json"
+    file.write_text(JSON)
+    by_path, _ = recipe.resolve(config(str(file)))
+    assert by_path.file == str(file) and str(file) in by_path.origin
+    by_text, _ = recipe.resolve(config(JSON))
+    by_object, _ = recipe.resolve(config(json.loads(JSON)))
+    assert json.loads(by_text.text) == json.loads(by_object.text)
+
+
+@pytest.mark.parametrize(
+    "additional, words",
+    [
+        (config("no/such/recipe.json"), "no such file"),
+        (config(7), "is int"),
+        ({"bitdecoding": {"recepi": JSON}}, "unknown key 'recepi'"),
+        ({"bitdecoding": JSON}, "must be an object"),
+    ],
+)
+def test_what_names_no_recipe_is_refused(additional, words, monkeypatch):
+    monkeypatch.delenv(recipe.ENV_RECIPE, raising=False)
+    with pytest.raises(recipe.RecipeError, match=words):
+        recipe.resolve(additional)
+
+
+@pytest.mark.parametrize("mode", [m for m in engine.MODES if m != "stock"])
+def test_modes_hold_in_the_library_and_name_its_cache_dtype(mode):
+    """The table of the launcher and the library's presets say the same."""
+    overrides = {"key_shift": False} if mode.startswith("bitdecoding") else {}
+    source = recipe.from_value(engine.mode_recipe(mode, overrides), "test")
+    made = runtime.Runtime(source, "test", "model")
+    assert made.mode == mode
+    assert engine.MODES[mode] == made.carriers[0]
+
+
+def test_unknown_and_foreign_modes_are_refused():
+    with pytest.raises(engine.ModeError, match="unknown mode 'nvfp3'"):
+        engine.engine_args("nvfp3", "model")
+    with pytest.raises(engine.ModeError, match="TurboQuant"):
+        engine.engine_args("turboquant-4bit-nc", "model")
+    with pytest.raises(engine.ModeError, match="no recipe"):
+        engine.engine_args("stock", "model", {"hadamard": False})
+
+
+def test_serve_flags_are_what_the_arguments_say():
+    arguments = engine.engine_args("bf16", "m", block_size=64, enforce_eager=True, seed=None)
+    words = engine.serve_flags(arguments)
+    assert words[0] == "m"
+    assert words[words.index("--block-size") + 1] == "64"
+    assert "--enforce-eager" in words and "--seed" not in words
+    given = json.loads(words[words.index("--additional-config") + 1])
+    assert given == {"bitdecoding": {"recipe": {"mode": "bf16"}}}
+
+
+def test_an_unknown_recipe_key_stops_registration(monkeypatch):
+    monkeypatch.setenv(recipe.ENV_RECIPE, '{"mode": "bitdecoding-nvfp4", "hadamrd": true}')
+    from bitdecoding_vllm import plugin
+
+    with pytest.raises(library.BitdecodingError, match="hadamrd"):
+        plugin.register()
+
+
+def test_key_heads_of_tensor_parallel_ranks():
+    def heads(ranks, total):
+        return [impl.first_kv_head(rank, ranks, total) for rank in range(ranks)]
+
+    assert heads(1, 3) == [0]
+    assert heads(4, 8) == [0, 2, 4, 6]
+    assert heads(8, 4) == [0, 0, 1, 1, 2, 2, 3, 3]  # replicas: neighbours share a head
+    assert heads(2, 1) == [0, 0]
+
+
+def test_pool_floor_share_and_cap():
+    info = library.PageInfo(
+        head_bytes=9216, group_tokens=16, groups_per_page=8, slot_bytes_per_head=4096, min_slots=12
+    )
+    floor = tail.size_pool(info, 0.03, 100, 3, 30)
+    assert floor.num_slots == 12
+    shared = tail.size_pool(info, 0.03, 1000, 3, 30)
+    assert shared.num_slots == int(0.03 * 1000 * 9216 * 3) // (4096 * 3)
+    assert shared.total_bytes == shared.num_slots * 4096 * 3 * 30
+    assert tail.size_pool(info, 0.5, 1, 3, 30).num_slots == 8  # every group of the only page
+
+
+@pytest.mark.parametrize(
+    "environment, cpus",
+    [
+        ({"GOMP_CPU_AFFINITY": "1 3 5-7"}, {1, 3, 5, 6, 7}),
+        ({"KMP_AFFINITY": "granularity=fine,explicit,proclist=[0,2,4]"}, {0, 2, 4}),
+        ({"OMP_PLACES": "{0,1}"}, {0, 1}),
+        ({"OMP_PLACES": "cores"}, set()),
+        ({}, set()),
+    ],
+)
+def test_cpus_of_a_worker(environment, cpus):
+    assert threads.openmp_cpus(environment) == cpus
+
+
+def test_the_mask_is_restored():
+    before = os.sched_getaffinity(0)
+    with threads.all_worker_cpus() as number:
+        assert number == len(os.sched_getaffinity(0))
+    assert os.sched_getaffinity(0) == before
+
+
+def test_thread_count_from_the_environment(monkeypatch):
+    monkeypatch.setenv("BITDECODING_NUM_THREADS", "3")
+    assert threads.requested("BITDECODING_NUM_THREADS", 8) == 3
+    monkeypatch.setenv("BITDECODING_NUM_THREADS", "many")
+    with pytest.raises(threads.ThreadsError, match="'many'"):
+        threads.requested("BITDECODING_NUM_THREADS", 8)
