@@ -57,7 +57,9 @@ std::string describe(const RuntimeState& state) {
 }
 
 void fill_recipe_values(RuntimeState* state) {
-  for (const auto& [key, value] : nlohmann::json::parse(recipe_to_json(state->recipe)).items()) {
+  // A variable: items() refers to the object, and the loop would outlive a temporary.
+  const nlohmann::json values = nlohmann::json::parse(recipe_to_json(state->recipe));
+  for (const auto& [key, value] : values.items()) {
     state->recipe_values[key] = value.is_string() ? value.get<std::string>() : value.dump();
   }
 }
