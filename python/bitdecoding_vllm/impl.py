@@ -33,7 +33,9 @@ class BitdecodingImpl(CPUAttentionBackendImpl):
         capture.start_from_environment(config)
         wanted = runtime.for_engine(config)
         if wanted is not None and _carried(wanted, kv_cache_dtype, config.cache_config):
-            return super().__new__(cls)
+            instance = super().__new__(cls)
+            instance.runtime = wanted  # what refers to a runtime keeps it alive
+            return instance
         return CPUAttentionBackendImpl(
             num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window,
             kv_cache_dtype, *arguments, **options,
@@ -45,7 +47,6 @@ class BitdecodingImpl(CPUAttentionBackendImpl):
             num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window,
             kv_cache_dtype, *arguments, **options,
         )
-        self.runtime = runtime.current()
         self.lib = self.runtime.lib
         self.layer = None
         self._kv_cache = None
