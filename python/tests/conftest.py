@@ -54,7 +54,8 @@ def engine(model):
             "seed": 0,
             **arguments,
         }
-        llm = LLM(**engine_args(mode, model, overrides, **settings))
+        served = settings.pop("model", model)
+        llm = LLM(**engine_args(mode, served, overrides, **settings))
         try:
             yield llm
         finally:
