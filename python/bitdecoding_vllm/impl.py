@@ -73,11 +73,10 @@ class BitdecodingImpl(CPUAttentionBackendImpl):
         self._attend = library.sized(library.AttendParams, **handles)
         self._write_address = addressof(self._write)
         self._attend_address = addressof(self._attend)
-        # Reading a nested struct makes a new Python object each time, so they are kept.
-        self._write_views = (self._write.key, self._write.value)
-        self._attend_views = (
-            self._attend.query, self._attend.key, self._attend.value, self._attend.output,
-        )
+        write, attend = self._write, self._attend
+        self._write_key, self._write_value = Argument(write.key), Argument(write.value)
+        self._attend_query, self._attend_output = Argument(attend.query), Argument(attend.output)
+        self._attend_key, self._attend_value = Argument(attend.key), Argument(attend.value)
         self._bd_write = self.lib.bd_write
         self._bd_attend = self.lib.bd_attend
 
@@ -117,9 +116,8 @@ class BitdecodingImpl(CPUAttentionBackendImpl):
             return
         if kv_cache is not self._kv_cache:
             self._bind(kv_cache)
-        views = self._write_views
-        _point(views[0], key)
-        _point(views[1], value)
+        self._write_key.point(key)
+        self._write_value.point(value)
         self._write.num_tokens = key.shape[0]
         if self._bd_write(self._write_address):
             raise library.BitdecodingError(self._failed("write"))
@@ -135,11 +133,10 @@ class BitdecodingImpl(CPUAttentionBackendImpl):
             return output.zero_()
         if kv_cache is not self._kv_cache:
             self._bind(kv_cache)
-        views = self._attend_views
-        _point(views[0], query)
-        _point(views[1], key)
-        _point(views[2], value)
-        _point(views[3], output)
+        self._attend_query.point(query)
+        self._attend_key.point(key)
+        self._attend_value.point(value)
+        self._attend_output.point(output)
         self._attend.num_tokens = query.shape[0]
         if self._bd_attend(self._attend_address):
             raise library.BitdecodingError(self._failed("attend"))
@@ -147,6 +144,33 @@ class BitdecodingImpl(CPUAttentionBackendImpl):
 
     def _failed(self, verb):
         return f"{self.layer.name}: {verb} failed: {self.lib.last_error()}"
+
+
+class Argument:
+    """One tensor of a parameter struct. From step to step only its address changes as a rule, and
+    each field that is set costs as much as the comparison of all strides."""
+
+    __slots__ = ("view", "strides", "dtype")
+
+    def __init__(self, view):
+        self.view = view
+        self.strides = self.dtype = None
+
+    def point(self, tensor):
+        if tensor.stride() != self.strides or tensor.dtype is not self.dtype:
+            self._describe(tensor)
+        self.view.data = tensor.data_ptr()
+
+    def _describe(self, tensor):
+        strides = tensor.stride()
+        if strides[2] != 1:
+            raise UnsupportedEngine(
+                f"a tensor of shape {tuple(tensor.shape)} has strides {strides}, but the elements "
+                "of a head must lie side by side."
+            )
+        self.view.stride_token, self.view.stride_head, _ = strides
+        self.view.dtype = DTYPES[tensor.dtype]
+        self.strides, self.dtype = strides, tensor.dtype
 
 
 class Layer:
@@ -194,18 +218,6 @@ def _total_kv_heads(model, parallel, own):
     total = model.get_total_num_kv_heads()
     ranks = parallel.tensor_parallel_size
     return total if own == max(1, total // ranks) else own * ranks
-
-
-def _point(view, tensor):
-    if tensor.stride(2) != 1:
-        raise UnsupportedEngine(
-            f"a tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}, but the "
-            "elements of a head must lie side by side."
-        )
-    view.data = tensor.data_ptr()
-    view.stride_token = tensor.stride(0)
-    view.stride_head = tensor.stride(1)
-    view.dtype = DTYPES[tensor.dtype]
 
 
 def _carried(wanted, kv_cache_dtype, cache_config):
