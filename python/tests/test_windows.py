@@ -13,7 +13,7 @@ TOKENS = 230
 VOCAB = 512
 
 
-def gemma2(folder):
+def gemma2():
     """Windowed and full layers in turn, and a soft cap low enough to bend the scores."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -36,7 +36,7 @@ def gemma2(folder):
     )
 
 
-def mistral(folder):
+def mistral():
     """Every layer windowed."""
     from transformers import MistralConfig, MistralForCausalLM
 
@@ -61,7 +61,7 @@ def test_windows_and_soft_caps_are_vllms(engine, tmp_path, make):
     import torch
 
     torch.manual_seed(5)
-    make(tmp_path).save_pretrained(tmp_path)
+    make().save_pretrained(tmp_path)
     prompt = np.random.default_rng(3).integers(0, VOCAB, TOKENS).tolist()
     scores = {}
     for mode in ("stock", "bf16"):
