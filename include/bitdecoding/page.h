@@ -54,15 +54,21 @@ Result<FormatTag> read_format_tag(std::span<const std::uint8_t> bytes);
 // tokens is BF16 when p < sink_tokens or p >= tail_begin(n).
 struct ShadowRule {
   int sink_tokens = 16;
-  int tail_tokens = 64;
+  int tail_tokens = 64;  // 0 = only the incomplete group; negative = no tail at all
   int group_tokens = 16;
   bool reproducible = false;
   int page_size = 128;
 
   // group * floor((n - tail_tokens) / group), never below 0; in reproducible mode also not before
-  // the page that holds the last token (position n - 1).
+  // the page that holds the last token (position n - 1). n itself when there is no tail.
   std::int64_t tail_begin(std::int64_t n) const;
 };
+
+// The rule of a recipe's sink_tokens, tail_tokens and reproducible for pages of `geometry`. Row
+// formats have no incomplete groups to keep, so tail_tokens = 0 means no tail there (and with
+// sink_tokens = 0 no shadow slot is ever needed).
+ShadowRule make_shadow_rule(const PageGeometry& geometry, int sink_tokens, int tail_tokens,
+                            bool reproducible);
 
 // What the engine hands over; pointers are borrowed until build() returns. Host memory.
 struct StepInput {
@@ -114,6 +120,7 @@ struct StepCounters {
   std::uint64_t lost_partial_groups = 0;  // a group entered in its middle without its BF16 rows
 };
 
+// RequestPlan points into the vectors here: move a plan, do not copy it.
 struct StepPlan {
   ShadowRule rule;
   std::vector<std::int32_t> page_ids;
@@ -142,13 +149,17 @@ class ShadowDirectory {
   // directory and fills `plan`, reusing its memory. On an error the directory is unchanged.
   virtual Status build(const StepInput& input, StepPlan* plan) = 0;
 
+  // Drops every entry of a page whose codes were replaced from outside (an imported page).
+  virtual void forget(std::int64_t page) = 0;
+
   virtual StepCounters totals() const = 0;
   virtual std::int32_t used_slots() const = 0;
   // Slot of a group or -1; for tests and `inspect`.
   virtual std::int32_t find(std::int64_t page, std::int32_t group) const = 0;
 };
 
-// Slots that max_requests rows need at the least: one sink, one tail and one partial group each.
+// Slots that max_requests rows need at the least: their sink groups, one partial group each, and
+// one group that was entered in its middle. 0 for a rule without sink and tail.
 std::int32_t min_shadow_slots(const ShadowRule& rule, int max_requests);
 
 // Bytes of one slot of one layer: K and V, BF16.

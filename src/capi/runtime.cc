@@ -135,13 +135,7 @@ Status page_info(const RuntimeState& state, std::int32_t head_dim, std::int32_t 
 }  // namespace
 
 ShadowRule RuntimeState::shadow_rule(const PageGeometry& geometry) const {
-  ShadowRule rule;
-  rule.sink_tokens = recipe.sink_tokens;
-  rule.tail_tokens = recipe.tail_tokens;
-  rule.group_tokens = geometry.group_tokens;
-  rule.reproducible = recipe.reproducible;
-  rule.page_size = geometry.page_size;
-  return rule;
+  return make_shadow_rule(geometry, recipe.sink_tokens, recipe.tail_tokens, recipe.reproducible);
 }
 
 }  // namespace bitdecoding::capi

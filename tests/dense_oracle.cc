@@ -1,0 +1,97 @@
+#include "dense_oracle.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "numeric/bf16.h"
+#include "page/address.h"
+
+namespace bitdecoding::test {
+
+std::vector<double> dequantized_row(World& world, int sequence, std::int64_t position, int kv_head,
+                                    int side) {
+  const PageGeometry& g = world.layer.geometry;
+  const auto& pages = world.sequences[static_cast<std::size_t>(sequence)].pages;
+  const std::uint8_t* head =
+      world.head_bytes(pages[static_cast<std::size_t>(position / g.page_size)], kv_head);
+  const float outer = std::ldexp(1.0F, world.options.outer_exponent);
+  std::uint64_t corrupt = 0;
+  std::vector<double> stored;
+  for (int d = 0; d < g.head_dim; ++d) {
+    stored.push_back(read_element(g, head, static_cast<Side>(side),
+                                  static_cast<int>(position % g.page_size), d, outer, &corrupt));
+  }
+  if (side == 1 || !is_tiled(g.format)) return stored;
+  std::vector<double> key = stored;
+  if (world.options.hadamard) {
+    // Entry (i, j) of the rotation is +-c, negative when i and j share an odd number of one bits.
+    const int block = g.head_dim & -g.head_dim;
+    const double c = static_cast<double>(static_cast<float>(1.0 / std::sqrt(block)));
+    for (int i = 0; i < g.head_dim; ++i) {
+      double sum = 0;
+      for (int j = 0; j < block; ++j) {
+        const int odd = std::popcount(static_cast<unsigned>((i % block) & j)) & 1;
+        const double x = stored[static_cast<std::size_t>(i / block * block + j)];
+        sum += odd != 0 ? -x : x;
+      }
+      key[static_cast<std::size_t>(i)] = sum * c;
+    }
+  }
+  for (int d = 0; d < g.head_dim && world.layer.key_shift != nullptr; ++d) {
+    key[static_cast<std::size_t>(d)] += world.shift_of(kv_head, d);
+  }
+  return key;
+}
+
+Dense dense_attention(World& world, int sequence, std::int64_t q, int q_head, std::int64_t begin,
+                      const std::vector<Read>& reads) {
+  const WorldOptions& o = world.options;
+  const int kv_head = q_head / (o.num_q_heads / o.num_kv_heads);
+  const auto& tokens = world.sequences[static_cast<std::size_t>(sequence)].tokens;
+  std::vector<double> scores;
+  std::vector<std::vector<double>> values;
+  for (std::int64_t p = begin; p <= q; ++p) {
+    const std::uint32_t token = tokens[static_cast<std::size_t>(p)];
+    const Read read = reads[static_cast<std::size_t>(p - begin)];
+    std::vector<double> key(static_cast<std::size_t>(o.head_dim));
+    std::vector<double> value = key;
+    for (int d = 0; d < o.head_dim; ++d) {
+      const float k = world.key_of(token, p, kv_head, d);
+      const float v = world.value_of(token, p, kv_head, d);
+      key[static_cast<std::size_t>(d)] = read == Read::kRaw ? k : round_to_bf16(k);
+      value[static_cast<std::size_t>(d)] = read == Read::kRaw ? v : round_to_bf16(v);
+    }
+    if (read == Read::kPage) {
+      key = dequantized_row(world, sequence, p, kv_head, 0);
+      value = dequantized_row(world, sequence, p, kv_head, 1);
+    }
+    double score = 0;
+    for (int d = 0; d < o.head_dim; ++d) {
+      score += key[static_cast<std::size_t>(d)] *
+               world.query_of(tokens[static_cast<std::size_t>(q)], q, q_head, d);
+    }
+    score *= world.params.sm_scale;
+    const double cap = world.params.softcap;
+    scores.push_back(cap > 0 ? cap * std::tanh(score / cap) : score);
+    values.push_back(value);
+  }
+  double top = -std::numeric_limits<double>::infinity();
+  for (const double s : scores) top = std::max(top, s);
+  if (world.params.attn_sink != nullptr)
+    top = std::max(top, double{world.params.attn_sink[q_head]});
+  double sum =
+      world.params.attn_sink == nullptr ? 0.0 : std::exp(world.params.attn_sink[q_head] - top);
+  Dense out;
+  out.output.assign(static_cast<std::size_t>(o.head_dim), 0.0);
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    const double w = std::exp(scores[i] - top);
+    sum += w;
+    for (std::size_t d = 0; d < out.output.size(); ++d) out.output[d] += w * values[i][d];
+  }
+  for (double& x : out.output) x /= sum;
+  out.lse = top + std::log(sum);
+  return out;
+}
+
+}  // namespace bitdecoding::test

@@ -1,0 +1,112 @@
+// A small engine for tests: sequences of tokens, a page pool, a shadow pool and one layer. K, V and
+// Q of a token depend on (token, position, head, channel) alone, so that two runs that feed the
+// same tokens in other steps can be compared byte by byte.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bitdecoding/backend.h"
+#include "bitdecoding/page.h"
+
+namespace bitdecoding::test {
+
+struct WorldOptions {
+  Format format = Format::kNvfp4;
+  FragmentOrder order = FragmentOrder::kQuad;
+  int head_dim = 64;
+  int page_size = 64;
+  int num_kv_heads = 2;
+  int num_q_heads = 4;
+  int sink_tokens = 16;
+  int tail_tokens = 64;
+  bool reproducible = false;
+  std::int64_t num_pages = 32;
+  std::int32_t num_slots = 64;
+  int max_requests = 8;
+  ScaleRule key_rule = ScaleRule::kFourSix;
+  ScaleRule value_rule = ScaleRule::kAmax6;
+  bool hadamard = true;
+  bool shift = true;
+  int outer_exponent = 0;
+  std::string backend = "reference";
+  DType dtype = DType::kF32;  // of q, k, v and the output
+  std::uint8_t fill = 0x7F;   // what the pools hold before the first write
+  Arithmetic arithmetic = Arithmetic::kWide;
+  std::int64_t page_padding = 0;  // bytes between pages
+};
+
+struct Work {
+  int sequence = 0;
+  std::vector<std::uint32_t> tokens;  // appended by this step
+  std::int64_t skip = 0;              // the first rows of it have slot -1
+};
+
+struct StepResult {
+  Status status;
+  std::vector<float> output;  // [tokens][q heads][head_dim]
+  std::vector<float> lse;     // [tokens][q heads]
+};
+
+class World {
+ public:
+  explicit World(const WorldOptions& options);
+
+  // A new sequence whose pages are taken from `pages` in turn.
+  int add_sequence(std::vector<std::int32_t> pages);
+  // Forgets the last n tokens (rejected drafts).
+  void reject(int sequence, std::int64_t n);
+
+  // Plans, writes and attends one step.
+  StepResult step(const std::vector<Work>& work);
+  // The same in parts: fills the step's tensors and plan; then write and attend as often as wanted.
+  Status plan_step(const std::vector<Work>& work);
+  Status write();
+  StepResult attend();
+
+  // Rows as the engine hands them over, rounded to the dtype.
+  float key_of(std::uint32_t token, std::int64_t position, int head, int dim) const;
+  float value_of(std::uint32_t token, std::int64_t position, int head, int dim) const;
+  float query_of(std::uint32_t token, std::int64_t position, int head, int dim) const;
+  float shift_of(int head, int dim) const;
+
+  std::uint8_t* head_bytes(std::int64_t page, int head);
+  std::vector<std::uint8_t> page_bytes(std::int64_t page);  // all heads
+
+  WorldOptions options;
+  LayerConfig layer;
+  CacheView cache;
+  ShadowPool shadow;
+  WriteCounters counters;
+  std::uint64_t corrupt_scales = 0;
+  StepPlan plan;
+  AttendParams params;  // masks and arithmetic may be set before attend()
+  std::unique_ptr<ShadowDirectory> directory;
+  std::unique_ptr<Backend> backend;
+  struct Sequence {
+    std::vector<std::int32_t> pages;
+    std::vector<std::uint32_t> tokens;
+  };
+  std::vector<Sequence> sequences;
+
+ private:
+  void fill_tensors(const std::vector<Work>& work);
+  TensorView view(const std::vector<std::uint8_t>& data, int heads) const;
+
+  std::vector<float> key_shift_;
+  std::vector<std::int8_t> outer_;
+  std::vector<std::uint8_t> pages_;
+  std::vector<std::uint16_t> rows_;
+  std::vector<std::uint8_t> query_, key_, value_, output_;
+  std::int64_t num_tokens_ = 0;
+};
+
+// Deterministic N(0, 1) from a counter.
+float normal_of(std::uint64_t seed);
+
+std::vector<std::uint32_t> iota_tokens(std::uint32_t first, std::int64_t n);
+
+}  // namespace bitdecoding::test
