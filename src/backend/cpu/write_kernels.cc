@@ -1,0 +1,23 @@
+#include "backend/cpu/write_kernels.h"
+
+#include "backend/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/write-inl.h"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "backend/cpu/write-inl.h"
+
+#if HWY_ONCE
+#include "backend/cpu/per_target.h"
+
+namespace bitdecoding::cpu {
+
+const WriteKernels* write_kernels(std::int64_t target) {
+  BITDECODING_PER_TARGET(target, get_write_kernels);
+  return nullptr;
+}
+
+}  // namespace bitdecoding::cpu
+#endif
