@@ -67,5 +67,6 @@ def rpc(llm, method, *arguments):
 
 
 def layers(llm):
-    config = llm.llm_engine.vllm_config
-    return config.compilation_config.static_forward_context
+    """Attention layers by name."""
+    config = llm.llm_engine.vllm_config.compilation_config
+    return {name: m for name, m in config.static_forward_context.items() if hasattr(m, "impl")}

@@ -1,4 +1,4 @@
-"""Sliding windows and logit soft-capping reach the library with vLLM's meaning.
+"""Sliding windows, soft caps and learned sinks reach the library with vLLM's meaning.
 
 Tiny random models, whose layers mix windows and full attention in one engine; vLLM's own cache is
 the oracle, BF16 pages the candidate.
@@ -56,8 +56,34 @@ def mistral():
     )
 
 
-@pytest.mark.parametrize("make", [gemma2, mistral])
-def test_windows_and_soft_caps_are_vllms(engine, tmp_path, make):
+def gpt_oss():
+    """Learned attention sinks, large enough to take a good part of the softmax."""
+    import torch
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    model = GptOssForCausalLM(
+        GptOssConfig(
+            vocab_size=VOCAB,
+            hidden_size=128,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            sliding_window=WINDOW,
+            max_position_embeddings=512,
+            initializer_range=0.2,
+        )
+    )
+    for layer in model.model.layers:
+        torch.nn.init.uniform_(layer.self_attn.sinks, 1.0, 4.0)
+    return model
+
+
+@pytest.mark.parametrize("make", [gemma2, mistral, gpt_oss])
+def test_windows_caps_and_sinks_are_vllms(engine, tmp_path, make):
     import torch
 
     torch.manual_seed(5)
@@ -82,6 +108,6 @@ def test_windows_and_soft_caps_are_vllms(engine, tmp_path, make):
             assert names == {"BitdecodingImpl" if mode == "bf16" else "CPUAttentionBackendImpl"}
     error = np.abs(scores["stock"] - scores["bf16"])
     # Rounding K and V to BF16 moves a score by 2^-9 of itself; a window that is off by one token,
-    # or a missing cap, moves log-probabilities of these models by tenths.
+    # a missing cap or sink moves log-probabilities of these models by tenths.
     assert error.mean() < 0.02
     assert np.ptp(scores["stock"]) > 1
