@@ -105,8 +105,8 @@ class Runtime:
         head_bytes = self.page_info(head_dim, page_size).head_bytes
         if head_bytes % page_size:
             raise library.BitdecodingError(
-                f"a page of {page_size} tokens of head_dim {head_dim} takes {head_bytes} bytes a KV "
-                "head, which is no whole number of bytes a token, so vLLM cannot size it."
+                f"a page of {page_size} tokens of head_dim {head_dim} takes {head_bytes} bytes a "
+                "KV head, which is no whole number of bytes a token, so vLLM cannot size it."
             )
         return head_bytes // page_size
 

@@ -11,7 +11,9 @@ TIE = 0.15
 def sampling(max_tokens=16, **more):
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=5, ignore_eos=True, **more)
+    return SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, logprobs=5, ignore_eos=True, **more
+    )
 
 
 def generate(llm, prompts, max_tokens=16, **more):
@@ -32,8 +34,8 @@ def solo(llm, prompts, max_tokens=16, **more):
 
 
 def assert_same_up_to_ties(first, second, tie=TIE):
-    """Greedy texts agree until a token at which the two candidates are tied in both runs. After that
-    they are texts of their own."""
+    """Greedy texts agree until a token at which the two candidates are tied in both runs. After
+    that they are texts of their own."""
     a, b = first.outputs[0], second.outputs[0]
     assert len(a.token_ids) == len(b.token_ids)
     for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids)):

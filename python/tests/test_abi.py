@@ -40,7 +40,7 @@ def run_c(compiler, folder, source, *flags):
 
 
 def test_structs_equal_the_header(compiler, tmp_path):
-    lines = [f'  printf("ABI %d\\n", BD_ABI_VERSION);']
+    lines = ['  printf("ABI %d\\n", BD_ABI_VERSION);']
     for name, struct in STRUCTS.items():
         lines.append(f'  printf("{name} %zu\\n", sizeof({name}));')
         for field, _ in struct._fields_:
@@ -79,7 +79,8 @@ def test_a_struct_of_another_size_is_refused():
 
 
 def test_another_abi_is_refused(compiler, tmp_path, monkeypatch):
-    program = run_c(compiler, tmp_path, "int bd_abi_version(void) { return 99; }", "-shared", "-fPIC")
+    source = "int bd_abi_version(void) { return 99; }"
+    program = run_c(compiler, tmp_path, source, "-shared", "-fPIC")
     monkeypatch.setenv(library.ENV_LIBRARY, str(program))
     with pytest.raises(library.LibraryError, match="has ABI 99, but this plugin speaks ABI"):
         library.load()

@@ -1,5 +1,5 @@
-"""Real engines on a small model: what the cache costs in accuracy, what it saves in memory, and that
-serving features do not change texts.
+"""Real engines on a small model: what the cache costs in accuracy, what it saves in memory, and
+that serving features do not change texts.
 
 Four engines run one after the other: vLLM's own cache, BF16 pages (which also calibrate the key
 means), and FP4 pages with those means.

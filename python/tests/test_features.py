@@ -61,6 +61,20 @@ def test_skipped_layers_are_vllms_own(engine):
         assert pool["num_layers"] == 28
 
 
+def test_a_traced_model_calls_the_layers(engine, monkeypatch):
+    """What torch.compile does, without the minutes of code generation: Dynamo traces the model, and
+    the two calls of a layer stay opaque operations."""
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
+    with engine(
+        "bitdecoding-nvfp4", RECIPE, enforce_eager=False, max_model_len=512
+    ) as llm:
+        config = llm.llm_engine.vllm_config.compilation_config
+        assert config.mode.name == "DYNAMO_TRACE_ONCE" and config.backend == "eager"
+        (request,) = generate(llm, ["The capital of France is"])
+        assert "Paris" in request.outputs[0].text
+        assert rpc(llm, "bitdecoding_counters")["steps"] >= 16
+
+
 @pytest.mark.parametrize(
     "mode, token_bytes, dtype",
     [

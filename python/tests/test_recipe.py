@@ -24,7 +24,9 @@ def test_environment_wins_and_says_so(monkeypatch):
     monkeypatch.setenv(recipe.ENV_RECIPE, JSON)
     source, note = recipe.resolve(config({"mode": "bf16"}))
     assert source.text == JSON and source.file is None
-    assert note == 'recipe from BITDECODING_RECIPE; it wins over additional_config["bitdecoding"]["recipe"]'
+    assert note == (
+        'recipe from BITDECODING_RECIPE; it wins over additional_config["bitdecoding"]["recipe"]'
+    )
     monkeypatch.setenv(recipe.ENV_RECIPE, "  ")
     source, note = recipe.resolve(config({"mode": "bf16"}))
     assert json.loads(source.text) == {"mode": "bf16"}
