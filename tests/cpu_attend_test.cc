@@ -92,7 +92,7 @@ const std::vector<std::int64_t> kChunks = {150, 1, 1, 4, 8, 9, 1, 30, 2, 1};
 
 class CpuAttend : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Isa, CpuAttend, testing::ValuesIn(cpu_supported_isas()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& isa) { return isa.param; });
 
 TEST_P(CpuAttend, FormatsAndHeadDims) {
   for (const Format format :
