@@ -1,5 +1,5 @@
-// The cpu backend against the reference: the same steps through both, on every instruction set of this
-// machine. Bytes of pages must be equal; outputs agree within what the arithmetic allows.
+// The cpu backend against the reference: the same steps through both, on every instruction set of
+// this machine. Bytes of pages must be equal; outputs agree within what the arithmetic allows.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,8 @@ namespace bitdecoding::test {
 namespace {
 
 // Relative L2 error of an output against the reference's.
-//   int8  q has 127 levels a side of its row's maximum m: an error of m / (254 sqrt 3) a value, about
+//   int8  q has 127 levels a side of its row's maximum m: an error of m / (254 sqrt 3) a value,
+//   about
 //         .006 of sigma for m = 2.8 sigma, so .006 of the scores' deviation (1 here), which is the
 //         relative error of a probability; p adds 1 / (254 sqrt 3) of the tile's maximum, about 5
 //         times the mean: .011. Together .013; small contexts have fewer terms to average over.
@@ -53,9 +54,10 @@ void set_masks(World& w, const Masks& masks) {
 // Steps of `chunks` tokens for two sequences at once, in both backends.
 void compare(WorldOptions options, const std::vector<std::int64_t>& chunks, const std::string& isa,
              const Masks& masks = {}, double limit = 0.0) {
-  SCOPED_TRACE(testing::Message() << isa << " format " << format_name(options.format) << " head_dim "
-                                  << options.head_dim << " heads " << options.num_q_heads << "/"
-                                  << options.num_kv_heads << " " << arithmetic_name(options.arithmetic));
+  SCOPED_TRACE(testing::Message() << isa << " format " << format_name(options.format)
+                                  << " head_dim " << options.head_dim << " heads "
+                                  << options.num_q_heads << "/" << options.num_kv_heads << " "
+                                  << arithmetic_name(options.arithmetic));
   World want(options);
   World got(options);
   got.backend = cpu_backend(isa, 2);
@@ -68,21 +70,24 @@ void compare(WorldOptions options, const std::vector<std::int64_t>& chunks, cons
   }
   std::uint32_t next = 0;
   for (const std::int64_t n : chunks) {
-    const std::vector<Work> work = {{0, iota_tokens(next, n)}, {1, iota_tokens(next + 7000, n / 2 + 1)}};
+    const std::vector<Work> work = {{0, iota_tokens(next, n)},
+                                    {1, iota_tokens(next + 7000, n / 2 + 1)}};
     next += static_cast<std::uint32_t>(n);
     const StepResult a = want.step(work);
     const StepResult b = got.step(work);
     ASSERT_TRUE(a.status.ok()) << a.status.message();
     ASSERT_TRUE(b.status.ok()) << b.status.message();
     for (std::int64_t page = 0; page < options.num_pages; ++page) {
-      ASSERT_EQ(want.page_bytes(page), got.page_bytes(page)) << "page " << page << " after " << next;
+      ASSERT_EQ(want.page_bytes(page), got.page_bytes(page))
+          << "page " << page << " after " << next;
     }
     const double error = relative_error(b.output, a.output);
     ASSERT_TRUE(error <= (limit == 0.0 ? tolerance(options.arithmetic) : limit))
         << "error " << error << " after " << next << " tokens";
     for (std::size_t i = 0; i < a.lse.size(); ++i) {
       // The LSE averages the scores' errors; int8's are below .03 each.
-      ASSERT_TRUE(std::fabs(a.lse[i] - b.lse[i]) <= (options.arithmetic == Arithmetic::kFp4 ? 0.05 : 0.03));
+      ASSERT_TRUE(std::fabs(a.lse[i] - b.lse[i]) <=
+                  (options.arithmetic == Arithmetic::kFp4 ? 0.05 : 0.03));
     }
   }
   EXPECT_EQ(got.corrupt_scales, 0U);
@@ -120,8 +125,8 @@ TEST_P(CpuAttend, Arithmetics) {
         o.arithmetic = arithmetic;
         o.reproducible = reproducible;
         o.page_size = 128;
-        // fp4 rounds scores that differ in the last bit to other codes now and then: a flip moves one
-        // probability by up to a third of its size.
+        // fp4 rounds scores that differ in the last bit to other codes now and then: a flip moves
+        // one probability by up to a third of its size.
         compare(o, kChunks, GetParam(), {}, arithmetic == Arithmetic::kFp4 ? 0.02 : 0.0);
         if (HasFatalFailure()) return;
       }

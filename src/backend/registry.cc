@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "backend/cpu/cpu_backend.h"
 #include "backend/reference/reference.h"
 #include "bitdecoding/backend.h"
 
@@ -11,15 +12,12 @@ const std::vector<std::string>& backend_names() {
   return names;
 }
 
-std::vector<std::string> supported_isas() { return {}; }
+std::vector<std::string> supported_isas() { return cpu_supported_isas(); }
 
 Result<std::unique_ptr<Backend>> make_backend(std::string_view name,
                                               const BackendOptions& options) {
   if (name == "reference") return make_reference_backend(options, FragmentOrder::kQuad);
-  if (name == "cpu") {
-    return Status(StatusCode::kUnsupported,
-                  "this build has no backend 'cpu'; use the backend 'reference'");
-  }
+  if (name == "cpu") return make_cpu_backend(options);
   return Status(StatusCode::kInvalidArgument,
                 fmt::format("unknown backend '{}'; expected one of {}", name,
                             fmt::join(backend_names(), ", ")));

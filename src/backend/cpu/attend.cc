@@ -34,7 +34,10 @@ ThreadScratch& thread_scratch() {
 class AttendCall {
  public:
   AttendCall(const AttendParams& params, const AttendKernels& kernels, AttendScratch& scratch)
-      : params_(params), kernels_(kernels), scratch_(scratch), head_dim_(params.layer->geometry.head_dim) {}
+      : params_(params),
+        kernels_(kernels),
+        scratch_(scratch),
+        head_dim_(params.layer->geometry.head_dim) {}
 
   void run_item(std::int64_t index);
   Status status() const { return failed_.load() ? failure_ : Status(); }
@@ -50,7 +53,8 @@ class AttendCall {
   void fail(const AttendGroup& group, std::int64_t tile);
   void count_corrupt(int n) {
     if (n != 0 && params_.corrupt_scales != nullptr) {
-      std::atomic_ref<std::uint64_t>(*params_.corrupt_scales).fetch_add(n, std::memory_order_relaxed);
+      std::atomic_ref<std::uint64_t>(*params_.corrupt_scales)
+          .fetch_add(n, std::memory_order_relaxed);
     }
   }
 
@@ -66,11 +70,11 @@ class AttendCall {
 void AttendCall::fail(const AttendGroup& group, std::int64_t tile) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (failed_.load()) return;
-  failure_ = Status(
-      StatusCode::kOutOfRange,
-      fmt::format("request {}: position {} is visible, but the block table has no page of the cache for it; "
-                  "pages must be in 0..{}",
-                  group.request, tile * kTileTokens, params_.cache.num_pages - 1));
+  failure_ = Status(StatusCode::kOutOfRange,
+                    fmt::format("request {}: position {} is visible, but the block table has no "
+                                "page of the cache for it; "
+                                "pages must be in 0..{}",
+                                group.request, tile * kTileTokens, params_.cache.num_pages - 1));
   failed_.store(true);
 }
 
@@ -84,35 +88,44 @@ void AttendCall::run_item(std::int64_t index) {
   std::fill_n(partial.sum, group.rows, 0.0F);
   std::fill_n(partial.out, static_cast<std::int64_t>(group.rows) * head_dim_, 0.0F);
   switch (item.kind) {
-    case ItemKind::kPagesInteger: pages_integer(item, group, rows, source, partial); break;
+    case ItemKind::kPagesInteger:
+      pages_integer(item, group, rows, source, partial);
+      break;
     case ItemKind::kPagesFp4: {
-      const std::int64_t missing = attend_pages_fp4(params_, kernels_, rows, source, group, item, partial);
+      const std::int64_t missing =
+          attend_pages_fp4(params_, kernels_, rows, source, group, item, partial);
       if (missing >= 0) fail(group, missing);
       break;
     }
     case ItemKind::kPagesFloat:
-    case ItemKind::kBf16: float_tiles(item, group, rows, source, partial); break;
+    case ItemKind::kBf16:
+      float_tiles(item, group, rows, source, partial);
+      break;
   }
   // The last item of the group merges; acquire pairs with the releases of the others.
   if (scratch_.pending[item.group].fetch_sub(1, std::memory_order_acq_rel) == 1) merge(group, rows);
 }
 
-// ---- codes as integers ---------------------------------------------------------------------------
+// ---- codes as integers
+// ---------------------------------------------------------------------------
 
-void AttendCall::pages_integer(const AttendItem& item, const AttendGroup& group, const RequestRows& rows,
-                               const TileSource& source, const PartialView& partial) {
+void AttendCall::pages_integer(const AttendItem& item, const AttendGroup& group,
+                               const RequestRows& rows, const TileSource& source,
+                               const PartialView& partial) {
   const int per_pass = params_.arithmetic == Arithmetic::kWide ? kMaxWork / 2 : kMaxWork;
   for (int first = 0; first < group.rows; first += per_pass) {
     integer_pass(item, group, rows, source, partial, first, std::min(per_pass, group.rows - first));
   }
 }
 
-void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group, const RequestRows& rows,
-                              const TileSource& source, const PartialView& partial, int first, int count) {
+void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group,
+                              const RequestRows& rows, const TileSource& source,
+                              const PartialView& partial, int first, int count) {
   const LayerConfig& layer = *params_.layer;
   ThreadScratch& scratch = thread_scratch();
   scratch.query.resize(static_cast<std::size_t>(kMaxWork) * head_dim_);
-  load_query_rows(params_, rows.request(), group.kv_head, group.first_row + first, count, scratch.query.data());
+  load_query_rows(params_, rows.request(), group.kv_head, group.first_row + first, count,
+                  scratch.query.data());
   scratch.quads.prepare(layer, group.kv_head, scratch.query.data(), count,
                         params_.arithmetic == Arithmetic::kWide ? 2 : 1);
   const bool mx = layer.geometry.format == Format::kMxfp4;
@@ -120,12 +133,13 @@ void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group, 
   context.format = layer.geometry.format;
   context.head_dim = head_dim_;
   context.softcap = params_.softcap;
-  context.value_unit = 0.5F * (mx ? 1.0F : 256.0F) *
-                       (layer.value_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.value_outer[group.kv_head]));
+  context.value_unit =
+      0.5F * (mx ? 1.0F : 256.0F) *
+      (layer.value_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.value_outer[group.kv_head]));
   const DecodeState state{partial.max + first, partial.sum + first,
                           partial.out + static_cast<std::int64_t>(first) * head_dim_};
-  for (std::int64_t tile = item.tile_begin; tile < item.tile_end && !failed_.load(std::memory_order_relaxed);
-       ++tile) {
+  for (std::int64_t tile = item.tile_begin;
+       tile < item.tile_end && !failed_.load(std::memory_order_relaxed); ++tile) {
     const std::uint64_t available = rows.available(tile);
     DecodeTile work;
     std::uint64_t any = 0;
@@ -143,20 +157,24 @@ void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group, 
     work.prefetch = tile + 1 < item.tile_end ? source.page_tile(tile + 1) : nullptr;
     kernels_.decode->tile(context, scratch.quads.query(), work, state);
     // Bytes past the sequence may be anything, so only whole tiles are judged, once a group.
-    if (first == 0 && params_.corrupt_scales != nullptr && (tile + 1) * kTileTokens <= rows.request().seq_len) {
+    if (first == 0 && params_.corrupt_scales != nullptr &&
+        (tile + 1) * kTileTokens <= rows.request().seq_len) {
       count_corrupt(kernels_.decode->count_nan_scales(context, work.tile));
     }
   }
 }
 
-// ---- float tiles: dequantized pages, or BF16 rows ------------------------------------------------
+// ---- float tiles: dequantized pages, or BF16 rows
+// ------------------------------------------------
 
-void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group, const RequestRows& rows,
-                             const TileSource& source, const PartialView& partial) {
+void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group,
+                             const RequestRows& rows, const TileSource& source,
+                             const PartialView& partial) {
   ThreadScratch& scratch = thread_scratch();
   scratch.query.resize(static_cast<std::size_t>(group.rows) * head_dim_);
   scratch.masks.resize(group.rows);
-  load_query_rows(params_, rows.request(), group.kv_head, group.first_row, group.rows, scratch.query.data());
+  load_query_rows(params_, rows.request(), group.kv_head, group.first_row, group.rows,
+                  scratch.query.data());
   FloatState state;
   state.query = scratch.query.data();
   state.max = partial.max;
@@ -166,8 +184,8 @@ void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group, c
   state.head_dim = head_dim_;
   state.softcap = params_.softcap;
   const bool pages = item.kind == ItemKind::kPagesFloat;
-  for (std::int64_t tile = item.tile_begin; tile < item.tile_end && !failed_.load(std::memory_order_relaxed);
-       ++tile) {
+  for (std::int64_t tile = item.tile_begin;
+       tile < item.tile_end && !failed_.load(std::memory_order_relaxed); ++tile) {
     const std::uint64_t available = rows.available(tile);
     if (!pages && available == 0) continue;
     std::uint64_t any = 0;
@@ -189,7 +207,8 @@ void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group, c
   }
 }
 
-// ---- merge ---------------------------------------------------------------------------------------
+// ---- merge
+// ---------------------------------------------------------------------------------------
 
 void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
   ThreadScratch& scratch = thread_scratch();
@@ -200,9 +219,12 @@ void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
     const std::int64_t token = rows.request().query_begin + row / rows.group_size();
     float max = params_.attn_sink == nullptr ? -kInfinity : params_.attn_sink[head];
     for (int i = 0; i < group.num_items; ++i) {
-      max = std::max(max, scratch_.partial(scratch_.items[group.first_item + i], group.rows).max[r]);
+      max =
+          std::max(max, scratch_.partial(scratch_.items[group.first_item + i], group.rows).max[r]);
     }
-    float sum = params_.attn_sink == nullptr || max == -kInfinity ? 0.0F : std::exp(params_.attn_sink[head] - max);
+    float sum = params_.attn_sink == nullptr || max == -kInfinity
+                    ? 0.0F
+                    : std::exp(params_.attn_sink[head] - max);
     std::fill(scratch.merged.begin(), scratch.merged.end(), 0.0F);
     for (int i = 0; i < group.num_items; ++i) {
       const PartialView part = scratch_.partial(scratch_.items[group.first_item + i], group.rows);
@@ -214,7 +236,8 @@ void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
     }
     store_row(params_, token, head, scratch.merged.data(), sum == 0.0F ? 0.0F : 1.0F / sum);
     if (params_.lse != nullptr) {
-      params_.lse[token * params_.layer->num_q_heads + head] = sum == 0.0F ? -kInfinity : max + std::log(sum);
+      params_.lse[token * params_.layer->num_q_heads + head] =
+          sum == 0.0F ? -kInfinity : max + std::log(sum);
     }
   }
 }
@@ -237,8 +260,8 @@ void AttendScratchPool::give(std::unique_ptr<AttendScratch> scratch) {
   free_.push_back(std::move(scratch));
 }
 
-Status cpu_attend(const AttendParams& params, const AttendKernels& kernels, const ParallelFor& parallel,
-                  AttendScratchPool& pool) {
+Status cpu_attend(const AttendParams& params, const AttendKernels& kernels,
+                  const ParallelFor& parallel, AttendScratchPool& pool) {
   std::unique_ptr<AttendScratch> scratch = pool.take();
   scratch->divide(params);
   AttendCall call(params, kernels, *scratch);

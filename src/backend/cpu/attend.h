@@ -1,4 +1,5 @@
-// The attend verb on the CPU: work items, the sources of each tile, and the merge of partial results.
+// The attend verb on the CPU: work items, the sources of each tile, and the merge of partial
+// results.
 #pragma once
 
 #include <functional>
@@ -39,7 +40,7 @@ class AttendScratchPool {
 };
 
 // `params` has been validated.
-Status cpu_attend(const AttendParams& params, const AttendKernels& kernels, const ParallelFor& parallel,
-                  AttendScratchPool& pool);
+Status cpu_attend(const AttendParams& params, const AttendKernels& kernels,
+                  const ParallelFor& parallel, AttendScratchPool& pool);
 
 }  // namespace bitdecoding::cpu

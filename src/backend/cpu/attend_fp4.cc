@@ -18,11 +18,13 @@ constexpr int kProbabilityBlock = 16;
 
 // Replaces each query row by the sum of its NVFP4 terms, rotated back so that it meets keys in the
 // original space, and returns in `offset` what that leaves out: q . shift - q' . shift.
-void quantize_queries(const AttendParams& params, int kv_head, int rows, float* query, float* offset) {
+void quantize_queries(const AttendParams& params, int kv_head, int rows, float* query,
+                      float* offset) {
   const LayerConfig& layer = *params.layer;
   const int head_dim = layer.geometry.head_dim;
-  const float* shift =
-      layer.key_shift == nullptr ? nullptr : layer.key_shift + static_cast<std::int64_t>(kv_head) * head_dim;
+  const float* shift = layer.key_shift == nullptr
+                           ? nullptr
+                           : layer.key_shift + static_cast<std::int64_t>(kv_head) * head_dim;
   std::vector<float> high(head_dim);
   std::vector<float> low(head_dim);
   for (int r = 0; r < rows; ++r) {
@@ -47,10 +49,12 @@ float quantize_probabilities(const AttendParams& params, float max, std::int64_t
   double sum = 0.0;
   for (std::int64_t begin = 0; begin < n; begin += kProbabilityBlock) {
     float block[kProbabilityBlock];
-    for (int i = 0; i < kProbabilityBlock; ++i) block[i] = rule.c * std::exp(scores[begin + i] - max);
+    for (int i = 0; i < kProbabilityBlock; ++i)
+      block[i] = rule.c * std::exp(scores[begin + i] - max);
     const float scale = decode_e4m3(rule.choose(block, kProbabilityBlock));
     for (int i = 0; i < kProbabilityBlock; ++i) {
-      const float p = scale == 0.0F ? 0.0F : decode_e2m1(encode_e2m1(block[i] / scale)) * scale / rule.c;
+      const float p =
+          scale == 0.0F ? 0.0F : decode_e2m1(encode_e2m1(block[i] / scale)) * scale / rule.c;
       scores[begin + i] = p;
       sum += p;
     }
@@ -60,8 +64,9 @@ float quantize_probabilities(const AttendParams& params, float max, std::int64_t
 
 }  // namespace
 
-std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& kernels, const RequestRows& rows,
-                              const TileSource& source, const AttendGroup& group, const AttendItem& item,
+std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& kernels,
+                              const RequestRows& rows, const TileSource& source,
+                              const AttendGroup& group, const AttendItem& item,
                               const PartialView& partial) {
   const int head_dim = params.layer->geometry.head_dim;
   const std::int64_t tiles = item.tile_end - item.tile_begin;
@@ -72,7 +77,8 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
   std::vector<float> scores(static_cast<std::size_t>(kFloatRows) * tokens);
   for (int first = 0; first < group.rows; first += kFloatRows) {
     const int count = std::min(kFloatRows, group.rows - first);
-    load_query_rows(params, rows.request(), group.kv_head, group.first_row + first, count, query.data());
+    load_query_rows(params, rows.request(), group.kv_head, group.first_row + first, count,
+                    query.data());
     quantize_queries(params, group.kv_head, count, query.data(), offset.data());
     FloatState state;
     state.query = query.data();
@@ -88,14 +94,16 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
       std::uint64_t mask[kFloatRows];
       std::uint64_t any = 0;
       for (int r = 0; r < count; ++r) {
-        mask[r] = rows.page_mask((group.first_row + first + r) / rows.group_size(), tile, available);
+        mask[r] =
+            rows.page_mask((group.first_row + first + r) / rows.group_size(), tile, available);
         any |= mask[r];
       }
       if (any == 0) continue;
       if (source.page_tile(tile) == nullptr) return tile;
       source.load_page_tile(tile, &buffer);
       used[t] = true;
-      kernels.tile->scores({buffer.key, buffer.value, nullptr}, state, scores.data() + t * kTileTokens, tokens);
+      kernels.tile->scores({buffer.key, buffer.value, nullptr}, state,
+                           scores.data() + t * kTileTokens, tokens);
       for (int r = 0; r < count; ++r) {
         float* row = scores.data() + r * tokens + t * kTileTokens;
         for (int i = 0; i < kTileTokens; ++i) {
@@ -117,7 +125,8 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
     for (std::int64_t t = 0; t < tiles; ++t) {
       if (!used[t]) continue;
       source.load_page_tile(item.tile_begin + t, &buffer);
-      kernels.tile->accumulate({buffer.key, buffer.value, nullptr}, state, scores.data() + t * kTileTokens, tokens);
+      kernels.tile->accumulate({buffer.key, buffer.value, nullptr}, state,
+                               scores.data() + t * kTileTokens, tokens);
     }
   }
   return -1;

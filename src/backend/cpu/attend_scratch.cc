@@ -12,7 +12,8 @@ ItemKind page_kind(const AttendParams& params, const RequestRows& rows) {
   if (params.arithmetic == Arithmetic::kFp4) return ItemKind::kPagesFp4;
   // A long chunk reads each tile for hundreds of rows: there dequantizing once costs less than
   // unpacking for every four rows. In reproducible mode every row must take the one path.
-  const bool long_chunk = rows.request().query_len > kMaxDecodeQueries && !params.plan->rule.reproducible;
+  const bool long_chunk =
+      rows.request().query_len > kMaxDecodeQueries && !params.plan->rule.reproducible;
   return long_chunk ? ItemKind::kPagesFloat : ItemKind::kPagesInteger;
 }
 
@@ -34,7 +35,8 @@ void AttendScratch::divide(const AttendParams& params) {
         group.request = static_cast<std::int32_t>(r);
         group.kv_head = head;
         group.first_row = first;
-        group.rows = static_cast<std::int32_t>(std::min<std::int64_t>(block, rows.num_rows() - first));
+        group.rows =
+            static_cast<std::int32_t>(std::min<std::int64_t>(block, rows.num_rows() - first));
         group.first_item = static_cast<std::int32_t>(items.size());
         const std::int64_t first_tile = rows.first_tile(first / rows.group_size());
         const std::int64_t end_tile = rows.end_tile((first + group.rows - 1) / rows.group_size());
@@ -55,7 +57,8 @@ void AttendScratch::divide(const AttendParams& params) {
       }
     }
   }
-  if (floats.size() < static_cast<std::size_t>(state)) floats.resize(static_cast<std::size_t>(state));
+  if (floats.size() < static_cast<std::size_t>(state))
+    floats.resize(static_cast<std::size_t>(state));
   if (pending_size < groups.size()) {
     pending_size = groups.size();
     pending = std::make_unique<std::atomic<std::int32_t>[]>(pending_size);

@@ -1,7 +1,7 @@
-// What one attend call is divided into. An item is a range of tiles for a block of query rows of one
-// KV head, read from one kind of source; items of a group share rows and are merged in their order,
-// by whichever thread finishes last. Splits are cut at fixed tile numbers, never by the number of
-// threads, so a result depends on neither.
+// What one attend call is divided into. An item is a range of tiles for a block of query rows of
+// one KV head, read from one kind of source; items of a group share rows and are merged in their
+// order, by whichever thread finishes last. Splits are cut at fixed tile numbers, never by the
+// number of threads, so a result depends on neither.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,9 @@ struct AttendScratch {
   std::unique_ptr<std::atomic<std::int32_t>[]> pending;  // items left, a group
   std::size_t pending_size = 0;
 
-  static std::int64_t partial_floats(std::int64_t rows, int head_dim) { return rows * (head_dim + 2); }
+  static std::int64_t partial_floats(std::int64_t rows, int head_dim) {
+    return rows * (head_dim + 2);
+  }
   PartialView partial(const AttendItem& item, int rows) {
     float* base = floats.data() + item.state;
     return {base, base + rows, base + 2 * static_cast<std::int64_t>(rows)};

@@ -63,11 +63,12 @@ class CpuBackend final : public Backend {
  private:
   static Status check_order(const LayerConfig& layer) {
     if (layer.geometry.order == FragmentOrder::kQuad) return {};
-    return {StatusCode::kUnsupported,
-            fmt::format("the cpu backend reads and writes pages in '{}' order, not '{}'; convert them "
-                        "with convert_fragment_order or import_page",
-                        fragment_order_name(FragmentOrder::kQuad),
-                        fragment_order_name(layer.geometry.order))};
+    return {
+        StatusCode::kUnsupported,
+        fmt::format("the cpu backend reads and writes pages in '{}' order, not '{}'; convert them "
+                    "with convert_fragment_order or import_page",
+                    fragment_order_name(FragmentOrder::kQuad),
+                    fragment_order_name(layer.geometry.order))};
   }
 
   cpu::Isa isa_;

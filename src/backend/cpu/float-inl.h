@@ -14,8 +14,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace bitdecoding::cpu::HWY_NAMESPACE {
 
-// out[m][n] (+)= a[m][k] * b[k][n] for R rows, n in two vectors from `column`. Each output is one chain
-// of FMAs over k, so it does not depend on R.
+// out[m][n] (+)= a[m][k] * b[k][n] for R rows, n in two vectors from `column`. Each output is one
+// chain of FMAs over k, so it does not depend on R.
 template <int R>
 HWY_INLINE void multiply_panel(const float* HWY_RESTRICT a, std::int64_t stride_a,
                                const float* HWY_RESTRICT b, std::int64_t stride_b, int depth,
@@ -45,8 +45,8 @@ HWY_INLINE void score_rows(const FloatState& state, const float* HWY_RESTRICT ke
       acc[r][0] = offset;
       acc[r][1] = offset;
     }
-    multiply_panel<R>(state.query + std::int64_t{row} * state.head_dim, state.head_dim, key + column, 64,
-                      state.head_dim, acc);
+    multiply_panel<R>(state.query + std::int64_t{row} * state.head_dim, state.head_dim,
+                      key + column, 64, state.head_dim, acc);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       hn::StoreU(acc[r][0], df, scores + r * stride + column);
@@ -84,14 +84,22 @@ HWY_INLINE void for_row_blocks(int rows, Function4 f4, Function3 f3, Function2 f
   int row = 0;
   for (; row + 4 <= rows; row += 4) f4(row);
   switch (rows - row) {
-    case 3: f3(row); break;
-    case 2: f2(row); break;
-    case 1: f1(row); break;
-    default: break;
+    case 3:
+      f3(row);
+      break;
+    case 2:
+      f2(row);
+      break;
+    case 1:
+      f1(row);
+      break;
+    default:
+      break;
   }
 }
 
-inline void float_scores(const FloatTile& tile, const FloatState& state, float* scores, std::int64_t stride) {
+inline void float_scores(const FloatTile& tile, const FloatState& state, float* scores,
+                         std::int64_t stride) {
   for_row_blocks(
       state.rows, [&](int r) { score_rows<4>(state, tile.key, r, scores + r * stride, stride); },
       [&](int r) { score_rows<3>(state, tile.key, r, scores + r * stride, stride); },
@@ -103,14 +111,15 @@ inline void accumulate_values(const FloatTile& tile, const FloatState& state, co
                               std::int64_t stride, const float* keep) {
   const auto at = [&](int r) { return keep == nullptr ? nullptr : keep + r; };
   for_row_blocks(
-      state.rows, [&](int r) { value_rows<4>(state, tile.value, r, p + r * stride, stride, at(r)); },
+      state.rows,
+      [&](int r) { value_rows<4>(state, tile.value, r, p + r * stride, stride, at(r)); },
       [&](int r) { value_rows<3>(state, tile.value, r, p + r * stride, stride, at(r)); },
       [&](int r) { value_rows<2>(state, tile.value, r, p + r * stride, stride, at(r)); },
       [&](int r) { value_rows<1>(state, tile.value, r, p + r * stride, stride, at(r)); });
 }
 
-inline void float_accumulate(const FloatTile& tile, const FloatState& state, const float* probabilities,
-                             std::int64_t stride) {
+inline void float_accumulate(const FloatTile& tile, const FloatState& state,
+                             const float* probabilities, std::int64_t stride) {
   accumulate_values(tile, state, probabilities, stride, nullptr);
 }
 
@@ -128,9 +137,10 @@ HWY_INLINE void softcap_row(float cap, float* HWY_RESTRICT scores) {
 
 HWY_INLINE float exp_scalar(float x) { return hn::GetLane(exp_non_positive(hn::Set(DF(), x))); }
 
-// Masked online softmax of one row: scores become probabilities relative to the new maximum. Returns the
-// factor for what was summed before.
-HWY_INLINE float softmax_row(std::uint64_t mask, float* HWY_RESTRICT scores, float* max, float* sum) {
+// Masked online softmax of one row: scores become probabilities relative to the new maximum.
+// Returns the factor for what was summed before.
+HWY_INLINE float softmax_row(std::uint64_t mask, float* HWY_RESTRICT scores, float* max,
+                             float* sum) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const DF df;
   if (mask == 0) {
@@ -174,7 +184,8 @@ inline void float_tile(const FloatTile& tile, const FloatState& all) {
     float_scores(tile, state, scores, 64);
     for (int r = 0; r < state.rows; ++r) {
       if (all.softcap != 0.0F) softcap_row(all.softcap, scores + 64 * r);
-      keep[r] = softmax_row(tile.mask[begin + r], scores + 64 * r, all.max + begin + r, all.sum + begin + r);
+      keep[r] = softmax_row(tile.mask[begin + r], scores + 64 * r, all.max + begin + r,
+                            all.sum + begin + r);
     }
     accumulate_values(tile, state, scores, 64, keep);
   }
@@ -191,7 +202,8 @@ inline void bf16_to_float(const std::uint16_t* HWY_RESTRICT in, float* HWY_RESTR
 }
 
 inline const FloatKernels* get_float_kernels() {
-  static constexpr FloatKernels kKernels = {float_tile, float_scores, float_accumulate, bf16_to_float};
+  static constexpr FloatKernels kKernels = {float_tile, float_scores, float_accumulate,
+                                            bf16_to_float};
   return &kKernels;
 }
 

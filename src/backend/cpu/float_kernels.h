@@ -1,8 +1,8 @@
 // Attention over one 64-token tile of float K and V for many query rows: BF16 tokens, the current
 // chunk, dequantized prefixes and row formats all end here.
 //
-// Cost model: 2 * 64 * head_dim fused multiply-adds a row; per dim and four rows the kernel loads two
-// vectors, broadcasts four floats and issues eight FMAs, so FMAs bound it on every target.
+// Cost model: 2 * 64 * head_dim fused multiply-adds a row; per dim and four rows the kernel loads
+// two vectors, broadcasts four floats and issues eight FMAs, so FMAs bound it on every target.
 #pragma once
 
 #include <cstdint>
@@ -32,11 +32,13 @@ struct FloatState {
 struct FloatKernels {
   // Online softmax over the tile. A row's result does not depend on the other rows, bit for bit.
   void (*tile)(const FloatTile&, const FloatState&);
-  // The two halves alone: scores[row * stride + t] of up to kFloatRows rows, without mask or softcap, and
-  // out[row] += probabilities[row * stride + t] * value[t].
+  // The two halves alone: scores[row * stride + t] of up to kFloatRows rows, without mask or
+  // softcap, and out[row] += probabilities[row * stride + t] * value[t].
   void (*scores)(const FloatTile&, const FloatState&, float* scores, std::int64_t stride);
-  void (*accumulate)(const FloatTile&, const FloatState&, const float* probabilities, std::int64_t stride);
-  // BF16 or float rows into a tile: key rows are transposed into column `token` of key, value rows copied.
+  void (*accumulate)(const FloatTile&, const FloatState&, const float* probabilities,
+                     std::int64_t stride);
+  // BF16 or float rows into a tile: key rows are transposed into column `token` of key, value rows
+  // copied.
   void (*bf16_to_float)(const std::uint16_t* in, float* out, int n);
 };
 

@@ -10,8 +10,8 @@
 
 namespace bitdecoding::cpu {
 
-Status cpu_gather(const AttendParams& params, const AttendKernels& kernels, int request, int kv_head,
-                  std::int64_t begin, std::int64_t end, float* key, float* value) {
+Status cpu_gather(const AttendParams& params, const AttendKernels& kernels, int request,
+                  int kv_head, std::int64_t begin, std::int64_t end, float* key, float* value) {
   const RequestRows rows(params, params.plan->requests[request]);
   const TileSource source(params, kernels, rows, kv_head);
   const int head_dim = params.layer->geometry.head_dim;
@@ -29,7 +29,8 @@ Status cpu_gather(const AttendParams& params, const AttendKernels& kernels, int 
       const std::int64_t token = position % kTileTokens;
       float* k = key + (position - begin) * head_dim;
       for (int d = 0; d < head_dim; ++d) k[d] = buffer->key[d * kTileTokens + token];
-      std::copy_n(buffer->value + token * head_dim, head_dim, value + (position - begin) * head_dim);
+      std::copy_n(buffer->value + token * head_dim, head_dim,
+                  value + (position - begin) * head_dim);
     }
   }
   return {};

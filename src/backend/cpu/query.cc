@@ -23,7 +23,9 @@ float dot(const float* a, const float* b, int n) {
 void load_row(const TensorView& tensor, std::int64_t token, int head, int head_dim, float* out) {
   const std::int64_t index = token * tensor.stride_token + head * tensor.stride_head;
   switch (tensor.dtype) {
-    case DType::kF32: std::copy_n(static_cast<const float*>(tensor.data) + index, head_dim, out); break;
+    case DType::kF32:
+      std::copy_n(static_cast<const float*>(tensor.data) + index, head_dim, out);
+      break;
     case DType::kBf16: {
       const std::uint16_t* in = static_cast<const std::uint16_t*>(tensor.data) + index;
       for (int d = 0; d < head_dim; ++d) out[d] = decode_bf16(in[d]);
@@ -37,7 +39,8 @@ void load_row(const TensorView& tensor, std::int64_t token, int head, int head_d
   }
 }
 
-void store_row(const AttendParams& params, std::int64_t token, int head, const float* in, float scale) {
+void store_row(const AttendParams& params, std::int64_t token, int head, const float* in,
+               float scale) {
   const int head_dim = params.layer->geometry.head_dim;
   const std::int64_t index = token * params.stride_output_token + head * params.stride_output_head;
   switch (params.output_dtype) {
@@ -59,8 +62,8 @@ void store_row(const AttendParams& params, std::int64_t token, int head, const f
   }
 }
 
-void load_query_rows(const AttendParams& params, const RequestPlan& request, int kv_head, std::int64_t first,
-                     int rows, float* out) {
+void load_query_rows(const AttendParams& params, const RequestPlan& request, int kv_head,
+                     std::int64_t first, int rows, float* out) {
   const LayerConfig& layer = *params.layer;
   const int group_size = layer.num_q_heads / layer.num_kv_heads;
   const int head_dim = layer.geometry.head_dim;
@@ -73,7 +76,8 @@ void load_query_rows(const AttendParams& params, const RequestPlan& request, int
   }
 }
 
-void QuadQuery::prepare(const LayerConfig& layer, int kv_head, const float* rows, int num_rows, int terms) {
+void QuadQuery::prepare(const LayerConfig& layer, int kv_head, const float* rows, int num_rows,
+                        int terms) {
   constexpr float kHighLevels = 127.0F;
   constexpr int kTermWeight = 128;
   const int head_dim = layer.geometry.head_dim;
@@ -81,8 +85,10 @@ void QuadQuery::prepare(const LayerConfig& layer, int kv_head, const float* rows
   const int blocks = layout::key_column_blocks(head_dim) * 4;
   quads_.assign(static_cast<std::size_t>(blocks) * 4 * work, 0);
   bias_.assign(static_cast<std::size_t>(blocks) * work, 0);
-  const float key_unit = layer.key_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.key_outer[kv_head]);
-  const float scale_unit = layer.geometry.format == Format::kMxfp4 ? 1.0F : 256.0F;  // load_e4m3's unit
+  const float key_unit =
+      layer.key_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.key_outer[kv_head]);
+  const float scale_unit =
+      layer.geometry.format == Format::kMxfp4 ? 1.0F : 256.0F;  // load_e4m3's unit
   float q[kMaxHeadDim];
   for (int r = 0; r < num_rows; ++r) {
     std::copy_n(rows + std::int64_t{r} * head_dim, head_dim, q);
@@ -103,15 +109,18 @@ void QuadQuery::prepare(const LayerConfig& layer, int kv_head, const float* rows
       const int parts[2] = {high, level - high * kTermWeight};
       for (int t = 0; t < terms; ++t) {
         const int w = r * terms + t;
-        const auto byte = static_cast<std::uint32_t>(static_cast<std::uint8_t>(static_cast<std::int8_t>(parts[t])));
+        const auto byte = static_cast<std::uint32_t>(
+            static_cast<std::uint8_t>(static_cast<std::int8_t>(parts[t])));
         const std::size_t quad = static_cast<std::size_t>(d / 4) * work + w;
-        quads_[quad] = static_cast<std::int32_t>(static_cast<std::uint32_t>(quads_[quad]) | byte << (8 * (d % 4)));
+        quads_[quad] = static_cast<std::int32_t>(static_cast<std::uint32_t>(quads_[quad]) |
+                                                 byte << (8 * (d % 4)));
         bias_[static_cast<std::size_t>(d / 16) * work + w] -= 12 * parts[t];
       }
     }
   }
   // The kernel adds the bias to the low int16 of a lane; the other half stays 0.
-  for (std::int32_t& b : bias_) b = static_cast<std::int32_t>(static_cast<std::uint32_t>(b) & 0xFFFFU);
+  for (std::int32_t& b : bias_)
+    b = static_cast<std::int32_t>(static_cast<std::uint32_t>(b) & 0xFFFFU);
   query_ = {num_rows, terms, quads_.data(), bias_.data(), scale_, offset_};
 }
 

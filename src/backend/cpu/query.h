@@ -12,11 +12,12 @@ namespace bitdecoding::cpu {
 // One row of a tensor as float, not scaled.
 void load_row(const TensorView& tensor, std::int64_t token, int head, int head_dim, float* out);
 // Writes head_dim floats, times `scale`, to row (token, head) of the output.
-void store_row(const AttendParams& params, std::int64_t token, int head, const float* in, float scale);
+void store_row(const AttendParams& params, std::int64_t token, int head, const float* in,
+               float scale);
 
 // Rows [first, first + rows) of a request's KV head, each head_dim floats; sm_scale included.
-void load_query_rows(const AttendParams& params, const RequestPlan& request, int kv_head, std::int64_t first,
-                     int rows, float* out);
+void load_query_rows(const AttendParams& params, const RequestPlan& request, int kv_head,
+                     std::int64_t first, int rows, float* out);
 
 // The integer form of up to kMaxWork / terms rows for the decode kernel.
 class QuadQuery {

@@ -35,7 +35,8 @@ std::uint64_t RequestRows::available(std::int64_t tile) const {
   return mask;
 }
 
-std::uint64_t RequestRows::bf16_mask(std::int64_t token, std::int64_t tile, std::uint64_t available) const {
+std::uint64_t RequestRows::bf16_mask(std::int64_t token, std::int64_t tile,
+                                     std::uint64_t available) const {
   if (available == 0) return 0;
   const std::int64_t base = tile * kTileTokens;
   std::uint64_t mask = visible(token, base) & available;
@@ -46,7 +47,8 @@ std::uint64_t RequestRows::bf16_mask(std::int64_t token, std::int64_t tile, std:
   return mask;
 }
 
-std::uint64_t RequestRows::page_mask(std::int64_t token, std::int64_t tile, std::uint64_t available) const {
+std::uint64_t RequestRows::page_mask(std::int64_t token, std::int64_t tile,
+                                     std::uint64_t available) const {
   return visible(token, tile * kTileTokens) & ~bf16_mask(token, tile, available);
 }
 

@@ -13,7 +13,8 @@ constexpr std::uint64_t range_mask(std::int64_t base, std::int64_t low, std::int
   const std::int64_t a = low - base;
   const std::int64_t b = high - base;
   if (b <= 0 || a >= kTileTokens || b <= a) return 0;
-  const std::uint64_t below_high = b >= kTileTokens ? ~std::uint64_t{0} : (std::uint64_t{1} << b) - 1;
+  const std::uint64_t below_high =
+      b >= kTileTokens ? ~std::uint64_t{0} : (std::uint64_t{1} << b) - 1;
   return a <= 0 ? below_high : below_high & ~((std::uint64_t{1} << a) - 1);
 }
 

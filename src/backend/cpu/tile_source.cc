@@ -31,8 +31,8 @@ const std::uint8_t* TileSource::page_tile(std::int64_t tile) const {
   if (index >= request.num_pages) return nullptr;
   const std::int64_t page = request.pages[index];
   if (page < 0 || page >= params_.cache.num_pages) return nullptr;
-  return params_.cache.pages + page * params_.cache.stride_page + kv_head_ * params_.cache.stride_head +
-         (tile % tiles_per_page) * geometry.tile_bytes;
+  return params_.cache.pages + page * params_.cache.stride_page +
+         kv_head_ * params_.cache.stride_head + (tile % tiles_per_page) * geometry.tile_bytes;
 }
 
 int TileSource::load_page_tile(std::int64_t tile, FloatTileBuffer* buffer) const {
@@ -49,7 +49,8 @@ int TileSource::load_page_tile(std::int64_t tile, FloatTileBuffer* buffer) const
                        ? nullptr
                        : layer.key_shift + static_cast<std::int64_t>(kv_head_) * geometry.head_dim;
   args.key_outer = layer.key_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.key_outer[kv_head_]);
-  args.value_outer = layer.value_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.value_outer[kv_head_]);
+  args.value_outer =
+      layer.value_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.value_outer[kv_head_]);
   args.key = buffer->key;
   args.value = buffer->value;
   return kernels_.dequantize->tile(args);
@@ -76,7 +77,8 @@ void TileSource::load_chunk_rows(std::int64_t base, FloatTileBuffer* buffer) con
   }
 }
 
-void TileSource::load_bf16_tile(std::int64_t tile, std::uint64_t available, FloatTileBuffer* buffer) const {
+void TileSource::load_bf16_tile(std::int64_t tile, std::uint64_t available,
+                                FloatTileBuffer* buffer) const {
   const LayerConfig& layer = *params_.layer;
   const int head_dim = layer.geometry.head_dim;
   const int group_tokens = layer.geometry.group_tokens;
@@ -94,13 +96,16 @@ void TileSource::load_bf16_tile(std::int64_t tile, std::uint64_t available, Floa
     for (std::int64_t p = begin; p < end; ++p) {
       // Slot layout: [num_kv_heads][K, V][group_tokens][head_dim].
       const std::int64_t row = span.row + (p - span.begin);
-      const std::int64_t slot_head = static_cast<std::int64_t>(span.slot) * layer.num_kv_heads + kv_head_;
-      const std::uint16_t* k = params_.shadow.rows + (2 * slot_head * group_tokens + row) * head_dim;
+      const std::int64_t slot_head =
+          static_cast<std::int64_t>(span.slot) * layer.num_kv_heads + kv_head_;
+      const std::uint16_t* k =
+          params_.shadow.rows + (2 * slot_head * group_tokens + row) * head_dim;
       const std::uint16_t* v = k + static_cast<std::int64_t>(group_tokens) * head_dim;
       const int token = static_cast<int>(p - base);
       kernels_.tile->bf16_to_float(k, key, head_dim);
       store_key_column(key, head_dim, token, buffer);
-      kernels_.tile->bf16_to_float(v, buffer->value + static_cast<std::int64_t>(token) * head_dim, head_dim);
+      kernels_.tile->bf16_to_float(v, buffer->value + static_cast<std::int64_t>(token) * head_dim,
+                                   head_dim);
     }
   }
   if (rows_.reads_chunk()) load_chunk_rows(base, buffer);

@@ -16,7 +16,8 @@ struct FloatTileBuffer {
 
 class TileSource {
  public:
-  TileSource(const AttendParams& params, const AttendKernels& kernels, const RequestRows& rows, int kv_head)
+  TileSource(const AttendParams& params, const AttendKernels& kernels, const RequestRows& rows,
+             int kv_head)
       : params_(params), kernels_(kernels), rows_(rows), kv_head_(kv_head) {}
 
   // The tile's bytes, or null when the block table has no page for it.
