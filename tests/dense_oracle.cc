@@ -8,9 +8,26 @@
 #include "page/address.h"
 
 namespace bitdecoding::test {
+namespace {
 
-std::vector<double> dequantized_row(World& world, int sequence, std::int64_t position, int kv_head,
-                                    int side) {
+// Entry (i, j) of the rotation is +-c, negative when i and j share an odd number of one bits.
+const std::vector<double>& rotation(int block) {
+  static std::map<int, std::vector<double>> matrices;
+  std::vector<double>& m = matrices[block];
+  const auto c = static_cast<double>(static_cast<float>(1.0 / std::sqrt(block)));
+  for (int i = 0; i < block && m.size() < static_cast<std::size_t>(block * block); ++i) {
+    for (int j = 0; j < block; ++j) {
+      m.push_back(std::popcount(static_cast<unsigned>(i & j)) % 2 != 0 ? -c : c);
+    }
+  }
+  return m;
+}
+
+}  // namespace
+
+std::vector<double> DenseOracle::dequantize(int sequence, std::int64_t position, int kv_head,
+                                            int side) {
+  World& world = world_;
   const PageGeometry& g = world.layer.geometry;
   const auto& pages = world.sequences[static_cast<std::size_t>(sequence)].pages;
   const std::uint8_t* head =
@@ -25,17 +42,15 @@ std::vector<double> dequantized_row(World& world, int sequence, std::int64_t pos
   if (side == 1 || !is_tiled(g.format)) return stored;
   std::vector<double> key = stored;
   if (world.options.hadamard) {
-    // Entry (i, j) of the rotation is +-c, negative when i and j share an odd number of one bits.
     const int block = g.head_dim & -g.head_dim;
-    const double c = static_cast<double>(static_cast<float>(1.0 / std::sqrt(block)));
+    const std::vector<double>& matrix = rotation(block);
     for (int i = 0; i < g.head_dim; ++i) {
+      const double* row = matrix.data() + std::ptrdiff_t{i % block} * block;
       double sum = 0;
       for (int j = 0; j < block; ++j) {
-        const int odd = std::popcount(static_cast<unsigned>((i % block) & j)) & 1;
-        const double x = stored[static_cast<std::size_t>(i / block * block + j)];
-        sum += odd != 0 ? -x : x;
+        sum += row[j] * stored[static_cast<std::size_t>(i / block * block + j)];
       }
-      key[static_cast<std::size_t>(i)] = sum * c;
+      key[static_cast<std::size_t>(i)] = sum;
     }
   }
   for (int d = 0; d < g.head_dim && world.layer.key_shift != nullptr; ++d) {
@@ -44,37 +59,50 @@ std::vector<double> dequantized_row(World& world, int sequence, std::int64_t pos
   return key;
 }
 
-Dense dense_attention(World& world, int sequence, std::int64_t q, int q_head, std::int64_t begin,
-                      const std::vector<Read>& reads) {
+const std::vector<double>& DenseOracle::page_row(int sequence, std::int64_t position, int kv_head,
+                                                 int side) {
+  std::vector<double>& row = rows_[{sequence, position, kv_head, side}];
+  if (row.empty()) row = dequantize(sequence, position, kv_head, side);
+  return row;
+}
+
+std::vector<double> DenseOracle::input_row(std::uint32_t token, std::int64_t position, int kv_head,
+                                           int side, bool rounded) const {
+  std::vector<double> row;
+  for (int d = 0; d < world_.options.head_dim; ++d) {
+    const float x = side == 0 ? world_.key_of(token, position, kv_head, d)
+                              : world_.value_of(token, position, kv_head, d);
+    row.push_back(rounded ? round_to_bf16(x) : x);
+  }
+  return row;
+}
+
+Dense DenseOracle::attend(int sequence, std::int64_t q, int q_head, std::int64_t begin,
+                          const std::vector<Read>& reads) {
+  World& world = world_;
   const WorldOptions& o = world.options;
   const int kv_head = q_head / (o.num_q_heads / o.num_kv_heads);
   const auto& tokens = world.sequences[static_cast<std::size_t>(sequence)].tokens;
+  std::vector<double> query;
+  for (int d = 0; d < o.head_dim; ++d) {
+    query.push_back(world.query_of(tokens[static_cast<std::size_t>(q)], q, q_head, d));
+  }
   std::vector<double> scores;
   std::vector<std::vector<double>> values;
   for (std::int64_t p = begin; p <= q; ++p) {
     const std::uint32_t token = tokens[static_cast<std::size_t>(p)];
     const Read read = reads[static_cast<std::size_t>(p - begin)];
-    std::vector<double> key(static_cast<std::size_t>(o.head_dim));
-    std::vector<double> value = key;
-    for (int d = 0; d < o.head_dim; ++d) {
-      const float k = world.key_of(token, p, kv_head, d);
-      const float v = world.value_of(token, p, kv_head, d);
-      key[static_cast<std::size_t>(d)] = read == Read::kRaw ? k : round_to_bf16(k);
-      value[static_cast<std::size_t>(d)] = read == Read::kRaw ? v : round_to_bf16(v);
-    }
-    if (read == Read::kPage) {
-      key = dequantized_row(world, sequence, p, kv_head, 0);
-      value = dequantized_row(world, sequence, p, kv_head, 1);
+    std::vector<double> row[2];
+    for (int side = 0; side < 2; ++side) {
+      row[side] = read == Read::kPage ? page_row(sequence, p, kv_head, side)
+                                      : input_row(token, p, kv_head, side, read == Read::kRounded);
     }
     double score = 0;
-    for (int d = 0; d < o.head_dim; ++d) {
-      score += key[static_cast<std::size_t>(d)] *
-               world.query_of(tokens[static_cast<std::size_t>(q)], q, q_head, d);
-    }
+    for (std::size_t d = 0; d < query.size(); ++d) score += row[0][d] * query[d];
     score *= world.params.sm_scale;
     const double cap = world.params.softcap;
     scores.push_back(cap > 0 ? cap * std::tanh(score / cap) : score);
-    values.push_back(value);
+    values.push_back(row[1]);
   }
   double top = -std::numeric_limits<double>::infinity();
   for (const double s : scores) top = std::max(top, s);

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <tuple>
 #include <vector>
 
 #include "world.h"
@@ -17,13 +19,26 @@ struct Dense {
   double lse = 0;
 };
 
-// Query `token` at position q of a sequence against positions [begin, q]; reads[p - begin] says how
-// position p is read. Masks are taken from world.params.
-Dense dense_attention(World& world, int sequence, std::int64_t q, int q_head, std::int64_t begin,
-                      const std::vector<Read>& reads);
+// Remembers the rows it has dequantized: make a new one after every write.
+class DenseOracle {
+ public:
+  explicit DenseOracle(World& world) : world_(world) {}
 
-// K (rotated back, shift added) or V of one position of a page, in double precision.
-std::vector<double> dequantized_row(World& world, int sequence, std::int64_t position, int kv_head,
-                                    int side);
+  // The query at position q of a sequence against positions [begin, q]; reads[p - begin] says how
+  // position p is read. Masks are taken from world.params.
+  Dense attend(int sequence, std::int64_t q, int q_head, std::int64_t begin,
+               const std::vector<Read>& reads);
+
+  // K (rotated back, shift added; side 0) or V (side 1) of one position of a page.
+  const std::vector<double>& page_row(int sequence, std::int64_t position, int kv_head, int side);
+
+ private:
+  std::vector<double> dequantize(int sequence, std::int64_t position, int kv_head, int side);
+  std::vector<double> input_row(std::uint32_t token, std::int64_t position, int kv_head, int side,
+                                bool rounded) const;
+
+  World& world_;
+  std::map<std::tuple<int, std::int64_t, int, int>, std::vector<double>> rows_;
+};
 
 }  // namespace bitdecoding::test

@@ -28,6 +28,7 @@ Read expected_read(const World& w, std::int64_t p, std::int64_t q, std::int64_t 
 
 void expect_equal_to_dense(World& w, const std::vector<Work>& work, const StepResult& result) {
   ASSERT_TRUE(result.status.ok()) << result.status.message();
+  DenseOracle oracle(w);
   std::int64_t row = 0;
   for (const Work& item : work) {
     const auto n = static_cast<std::int64_t>(
@@ -41,7 +42,7 @@ void expect_equal_to_dense(World& w, const std::vector<Work>& work, const StepRe
       std::vector<Read> reads;
       for (std::int64_t p = begin; p <= q; ++p) reads.push_back(expected_read(w, p, q, n, n - len));
       for (int h = 0; h < w.options.num_q_heads; h += std::max(1, w.options.num_q_heads - 1)) {
-        const Dense dense = dense_attention(w, item.sequence, q, h, begin, reads);
+        const Dense dense = oracle.attend(item.sequence, q, h, begin, reads);
         const auto at = static_cast<std::size_t>(row * w.options.num_q_heads + h);
         for (int d = 0; d < w.options.head_dim; ++d) {
           const double expected = dense.output[static_cast<std::size_t>(d)];

@@ -1,6 +1,8 @@
 // code_search: the best of five E4M3 codes around amax6's: offsets 0 -1 +1 +4 +5, tried in this
-// order, the first of equals kept. Five trials find nearly all that a search over every scale
-// code finds (relative MSE on Gaussian data .0066 against .00659), at write time only.
+// order, the first of equals kept. No other five offsets do better on Gaussian data; a search over
+// every scale code gains little more. Relative MSE there, averaged over the position of the scale
+// within its binade: amax6 .00905, four_six .00756, code_search .00669, every code .00659. The cost
+// is at write time only.
 #pragma once
 
 #include "scale/block.h"

@@ -1,0 +1,202 @@
+// Every nibble and scale byte of a page has one address, and every address one element.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "bitdecoding/page.h"
+#include "page/address.h"
+
+namespace bitdecoding {
+namespace {
+
+PageGeometry geometry(Format f, FragmentOrder o, int head_dim, int page_size) {
+  return PageGeometry::make(f, o, head_dim, page_size).take();
+}
+
+constexpr Format kFormats[] = {Format::kBf16, Format::kFp8E4m3, Format::kNvfp4Rows, Format::kNvfp4,
+                               Format::kMxfp4};
+
+// Marks [byte, byte + n) halves; every half must be met exactly once in the end.
+class Coverage {
+ public:
+  explicit Coverage(std::int64_t bytes) : halves_(static_cast<std::size_t>(2 * bytes), 0) {}
+  void nibble(layout::Nibble n) {
+    ASSERT_TRUE(n.shift == 0 || n.shift == 4);
+    mark(2 * n.byte + n.shift / 4);
+  }
+  void bytes(std::int64_t at, int n) {
+    for (std::int64_t i = 2 * at; i < 2 * (at + n); ++i) mark(i);
+  }
+  void expect_each_once() const {
+    for (std::size_t i = 0; i < halves_.size(); ++i) {
+      ASSERT_EQ(halves_[i], 1) << "half byte " << i << " of " << halves_.size();
+    }
+  }
+
+ private:
+  void mark(std::int64_t half) {
+    ASSERT_GE(half, 0);
+    ASSERT_LT(half, static_cast<std::int64_t>(halves_.size()));
+    ++halves_[static_cast<std::size_t>(half)];
+  }
+  std::vector<int> halves_;
+};
+
+void cover_side(const PageGeometry& g, Side side, Coverage* coverage) {
+  const int dims = side == Side::kKey ? padded_key_dims(g) : g.head_dim;
+  const int block = scale_block(g.format);
+  const bool along_tokens = is_tiled(g.format) && side == Side::kValue;
+  for (int row = 0; row < g.page_size; ++row) {
+    for (int dim = 0; dim < dims; ++dim) {
+      if (block == 0) {
+        coverage->bytes(element_address(g, side, row, dim), g.format == Format::kBf16 ? 2 : 1);
+        continue;
+      }
+      coverage->nibble(code_address(g, side, row, dim));
+      if ((along_tokens ? row : dim) % block == 0) {
+        coverage->bytes(scale_address(g, side, row, dim), 1);
+      }
+    }
+  }
+}
+
+TEST(PageLayout, IsABijectionOntoThePage) {
+  for (const Format f : kFormats) {
+    for (const FragmentOrder o : {FragmentOrder::kFp4Mma, FragmentOrder::kQuad}) {
+      for (const int dim : kHeadDims) {
+        for (const int page : {64, 128, 192, 1024}) {
+          const PageGeometry g = geometry(f, o, dim, page);
+          Coverage coverage(g.head_bytes);
+          cover_side(g, Side::kKey, &coverage);
+          cover_side(g, Side::kValue, &coverage);
+          coverage.expect_each_once();
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(PageLayout, ElementsOfABlockShareTheirScale) {
+  for (const Format f : {Format::kNvfp4Rows, Format::kNvfp4, Format::kMxfp4}) {
+    for (const FragmentOrder o : {FragmentOrder::kFp4Mma, FragmentOrder::kQuad}) {
+      for (const int dim : kHeadDims) {
+        const PageGeometry g = geometry(f, o, dim, 128);
+        const int block = scale_block(f);
+        std::set<std::int64_t> seen;
+        for (int row = 0; row < g.page_size; ++row) {
+          for (int d = 0; d < dim; ++d) {
+            for (const Side side : {Side::kKey, Side::kValue}) {
+              const bool along_tokens = is_tiled(f) && side == Side::kValue;
+              const int row0 = along_tokens ? row / block * block : row;
+              const int dim0 = along_tokens ? d : d / block * block;
+              EXPECT_EQ(scale_address(g, side, row, d), scale_address(g, side, row0, dim0));
+              seen.insert(scale_address(g, side, row, d));
+            }
+          }
+        }
+        EXPECT_EQ(seen.size(), static_cast<std::size_t>(2 * g.page_size * dim / block));
+      }
+    }
+  }
+}
+
+TEST(PageLayout, SizesAreAsDesigned) {
+  const PageGeometry g = geometry(Format::kNvfp4, FragmentOrder::kFp4Mma, 128, 128);
+  EXPECT_EQ(g.tile_bytes, 9216);
+  EXPECT_EQ(g.head_bytes, 18432);
+  EXPECT_EQ(g.bytes_per_token, 144.0);
+  EXPECT_EQ(g.groups_per_page, 8);
+  EXPECT_EQ(geometry(Format::kMxfp4, FragmentOrder::kQuad, 128, 128).bytes_per_token, 136.0);
+  EXPECT_EQ(geometry(Format::kMxfp4, FragmentOrder::kQuad, 128, 128).group_tokens, 32);
+  EXPECT_EQ(geometry(Format::kNvfp4Rows, FragmentOrder::kQuad, 128, 64).bytes_per_token, 144.0);
+  EXPECT_EQ(geometry(Format::kFp8E4m3, FragmentOrder::kQuad, 96, 64).bytes_per_token, 192.0);
+  EXPECT_EQ(geometry(Format::kBf16, FragmentOrder::kQuad, 64, 64).bytes_per_token, 256.0);
+  // K of head_dim 96 fills two column blocks of 64.
+  EXPECT_EQ(geometry(Format::kNvfp4, FragmentOrder::kQuad, 96, 64).tile_bytes,
+            4 * 2 * (512 + 64) + 6 * (512 + 64));
+}
+
+// The fp4_mma order in the words of the hardware's operand: lane (g, t) has four words; word w
+// holds row g + 8 (w & 1), columns 32 (w >> 1) + 8 t .. + 7; column 2i is nibble i, 2i + 1 is i
+// + 4.
+TEST(PageLayout, Fp4MmaFragmentIsTheMmaOperand) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int w = 0; w < 4; ++w) {
+      for (int c = 0; c < 8; ++c) {
+        const int row = lane / 4 + 8 * (w & 1);
+        const int column = 32 * (w >> 1) + 8 * (lane % 4) + c;
+        const layout::Nibble n = layout::fragment_code(FragmentOrder::kFp4Mma, row, column);
+        const int nibble = c % 2 == 0 ? c / 2 : c / 2 + 4;
+        EXPECT_EQ(2 * n.byte + n.shift / 4, 2 * (16 * lane + 4 * w) + nibble);
+      }
+    }
+  }
+}
+
+TEST(PageLayout, KeyRowsAreAPermutationOfEachRowGroup) {
+  for (const FragmentOrder o : {FragmentOrder::kFp4Mma, FragmentOrder::kQuad}) {
+    std::set<std::pair<int, int>> seen;
+    for (int token = 0; token < 64; ++token) {
+      const int row = layout::key_row(o, token);
+      ASSERT_TRUE(row >= 0 && row < 16);
+      seen.insert({layout::key_row_group(token), row});
+    }
+    EXPECT_EQ(seen.size(), 64U);
+  }
+}
+
+TEST(PageLayout, NibbleOrderOfRows) {
+  // [1.0, -6.0] is 0xF2: the low nibble comes first.
+  const PageGeometry g = geometry(Format::kNvfp4Rows, FragmentOrder::kQuad, 64, 64);
+  std::vector<std::uint8_t> page(static_cast<std::size_t>(g.head_bytes), 0xAA);
+  set_nibble(page.data(), code_address(g, Side::kKey, 0, 0), 2);
+  set_nibble(page.data(), code_address(g, Side::kKey, 0, 1), 15);
+  EXPECT_EQ(page[0], 0xF2);
+  EXPECT_EQ(page[1], 0xAA);
+}
+
+// A group of 16 value tokens is a whole number of bytes: writing it touches no other group's.
+TEST(PageLayout, ValueGroupsShareNoByte) {
+  for (const Format f : {Format::kNvfp4, Format::kMxfp4}) {
+    for (const FragmentOrder o : {FragmentOrder::kFp4Mma, FragmentOrder::kQuad}) {
+      const PageGeometry g = geometry(f, o, 96, 128);
+      std::vector<int> owner(static_cast<std::size_t>(g.head_bytes), -1);
+      for (int row = 0; row < g.page_size; ++row) {
+        for (int d = 0; d < g.head_dim; ++d) {
+          const int group = row / g.group_tokens;
+          for (const std::int64_t at : {code_address(g, Side::kValue, row, d).byte,
+                                        scale_address(g, Side::kValue, row, d)}) {
+            int& o2 = owner[static_cast<std::size_t>(at)];
+            ASSERT_TRUE(o2 == -1 || o2 == group);
+            o2 = group;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PageGeometryTest, RefusesWhatIsNotOffered) {
+  auto code = [](Format f, FragmentOrder o, int dim, int page) {
+    return PageGeometry::make(f, o, dim, page).status().code();
+  };
+  const FragmentOrder quad = FragmentOrder::kQuad;
+  for (const int dim : {-64, 0, 32, 40, 65, 72, 80, 100, 112, 512}) {
+    EXPECT_EQ(code(Format::kNvfp4, quad, dim, 128), StatusCode::kInvalidArgument);
+    const auto made = PageGeometry::make(Format::kNvfp4, quad, dim, 128);
+    EXPECT_NE(made.status().message().find("64, 96, 128, 192, 256"), std::string::npos);
+  }
+  for (const int page : {-64, 0, 1, 16, 63, 65, 100, 1025, 1088, 2048}) {
+    EXPECT_EQ(code(Format::kNvfp4, quad, 64, page), StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(code(static_cast<Format>(0), quad, 64, 64), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(static_cast<Format>(6), quad, 64, 64), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(Format::kNvfp4, static_cast<FragmentOrder>(3), 64, 64),
+            StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace bitdecoding
