@@ -21,6 +21,9 @@ struct DecodeQuery {
   const std::int32_t* bias = nullptr;   // [key_column_blocks * 4][work] low int16: -12 * sum(q)
   const float* scale = nullptr;   // [rows] of the integers, everything that is constant included
   const float* offset = nullptr;  // [rows] added to every score: sm_scale * q . key_shift
+  // What DecodeKernels::widen_query wrote, 64-byte aligned; null: the kernel makes it for every
+  // tile.
+  const std::uint8_t* wide = nullptr;
 };
 
 // The partial result of a range of tokens; initialised by the caller to m = -inf, l = 0, out = 0.
@@ -49,6 +52,9 @@ struct DecodeKernels {
   void (*tile)(const DecodeContext&, const DecodeQuery&, const DecodeTile&, const DecodeState&);
   // Scale bytes of the tile that are NaN.
   int (*count_nan_scales)(const DecodeContext&, const std::uint8_t* tile);
+  // The query's bytes broadcast over vectors, made once for all tiles; 0 bytes where unused.
+  std::int64_t (*wide_query_bytes)(int head_dim, int work);
+  void (*widen_query)(int head_dim, const DecodeQuery&, std::uint8_t* out);
 };
 
 // Kernels of a Highway target that this build contains; null otherwise.
