@@ -52,8 +52,11 @@ struct Problem {
       tile.resize(static_cast<std::size_t>(parts.bytes));
       for (auto& byte : tile) byte = static_cast<std::uint8_t>(random());
       // Columns past head_dim hold whatever: the kernel must not read them.
-      for (std::int64_t i = parts.key_scales; i < parts.value_codes; ++i) tile[i] = scale_byte();
-      for (std::int64_t i = parts.value_scales; i < parts.bytes; ++i) tile[i] = scale_byte();
+      const bool extreme = &tile == &tiles[0];
+      for (std::int64_t i = parts.key_scales; i < parts.value_codes; ++i) {
+        tile[i] = scale_byte(extreme);
+      }
+      for (std::int64_t i = parts.value_scales; i < parts.bytes; ++i) tile[i] = scale_byte(extreme);
     }
     const int limit = c.terms == 1 ? 127 : 127 * kTermWeight + 63;
     for (int r = 0; r < c.rows; ++r) {
@@ -66,7 +69,7 @@ struct Problem {
       scale.push_back(0.0F);
       double top = 0.0;
       for (int tile = 0; tile < kTiles; ++tile) {
-        for (int t = 0; t < kTokens; ++t) top = std::max(top, std::fabs(dot(tile, r, t).first));
+        for (int t = 0; t < kTokens; ++t) top = std::max(top, std::fabs(dot(tile, r, t).sum));
       }
       scale[r] = static_cast<float>(9.0 / top);
     }
@@ -78,9 +81,12 @@ struct Problem {
     }
   }
 
-  std::uint8_t scale_byte() {
-    if (spec.format == Format::kMxfp4) return static_cast<std::uint8_t>(120 + random() % 14);
-    return static_cast<std::uint8_t>(random() % 8 == 0 ? random() % 9 : 0x20 + random() % 0x30);
+  // Extreme: from zero and subnormals to large ones; else within 2^6.
+  std::uint8_t scale_byte(bool extreme) {
+    if (spec.format == Format::kMxfp4) {
+      return static_cast<std::uint8_t>(extreme ? 100 + random() % 40 : 124 + random() % 6);
+    }
+    return static_cast<std::uint8_t>(extreme ? random() % 0x7F : 0x20 + random() % 0x30);
   }
   double block_scale(const std::vector<std::uint8_t>& tile, std::int64_t at) const {
     // The kernel's E4M3 scales are in units of 1 / 256.
@@ -90,23 +96,50 @@ struct Problem {
   static double code(const std::vector<std::uint8_t>& tile, layout::Nibble n) {
     return kE2m1TwiceValues[(tile[static_cast<std::size_t>(n.byte)] >> n.shift) & 15];
   }
-  // The scaled integer product of row r and token t, and the sum of its terms' magnitudes.
-  std::pair<double, double> dot(int tile, int r, int t) const {
-    double sum = 0.0;
-    double size = 0.0;
-    for (int d = 0; d < spec.head_dim; ++d) {
-      const double x =
-          levels[r][d] *
-          code(tiles[tile], layout::key_code(spec.format, kOrder, spec.head_dim, t, d)) *
-          block_scale(tiles[tile], layout::key_scale(spec.format, kOrder, spec.head_dim, t, d));
-      sum += x;
-      size += std::fabs(x);
-    }
-    return {sum, size};
+  // The kernel's integer scales are multiples of 2^-bits of the fragment row's largest (at its
+  // leading bit); a scale with four significant bits that is at least 2^(3 - bits) of it is exact.
+  static double scale_error(double scale, double largest, int blocks) {
+    const int bits = blocks <= 4 ? 13 : (blocks <= 8 ? 12 : 11);
+    const double step = std::ldexp(1.0, std::ilogb(largest) - bits);
+    return std::fmod(scale, step) == 0.0 ? 0.0 : step;
   }
-  double value(int tile, int t, int d) const {
-    return code(tiles[tile], layout::value_code(spec.format, kOrder, spec.head_dim, t, d)) *
-           block_scale(tiles[tile], layout::value_scale(spec.format, kOrder, spec.head_dim, t, d));
+  // The scaled integer product of row r and token t, the sum of its terms' magnitudes, and what the
+  // rounding of scales may add.
+  struct Dot {
+    double sum = 0.0, size = 0.0, rounding = 0.0;
+  };
+  Dot dot(int tile, int r, int t) const {
+    Dot dot;
+    double largest = 0.0;
+    for (int d = 0; d < spec.head_dim; d += 16) largest = std::max(largest, key_scale(tile, t, d));
+    for (int d = 0; d < spec.head_dim; ++d) {
+      const double q = levels[r][d] * code(tiles[tile], layout::key_code(spec.format, kOrder,
+                                                                         spec.head_dim, t, d));
+      const double unit = key_scale(tile, t, d);
+      dot.sum += q * unit;
+      dot.size += std::fabs(q * unit);
+      dot.rounding += std::fabs(q) * scale_error(unit, largest, (spec.head_dim + 31) / 32 * 2);
+    }
+    return dot;
+  }
+  double key_scale(int tile, int t, int d) const {
+    return block_scale(tiles[tile], layout::key_scale(spec.format, kOrder, spec.head_dim, t, d));
+  }
+  // Value element and its error for the same reason, per level. Row r of a tile seen in part counts
+  // only blocks that it sees.
+  std::pair<double, double> value(int tile, int r, int t, int d) const {
+    const int block = spec.format == Format::kMxfp4 ? 32 : 16;
+    double largest = 0.0;
+    for (int u = 0; u < kTokens; ++u) {
+      if (visible(tile, r, u)) largest = std::max(largest, value_scale(tile, u / block * block, d));
+    }
+    const double c =
+        code(tiles[tile], layout::value_code(spec.format, kOrder, spec.head_dim, t, d));
+    const double unit = value_scale(tile, t, d);
+    return {c * unit, largest == 0.0 ? 0.0 : std::fabs(c) * scale_error(unit, largest, 4)};
+  }
+  double value_scale(int tile, int t, int d) const {
+    return block_scale(tiles[tile], layout::value_scale(spec.format, kOrder, spec.head_dim, t, d));
   }
   bool visible(int tile, int r, int t) const {
     return !spec.masked || ((masks[tile][r] >> t) & 1U) != 0;
@@ -170,6 +203,7 @@ Result run(const DecodeKernels& kernels, Problem& p, int first, int rows, bool w
 // off: a whole level where the unrounded one is within the arithmetic's error of a half.
 struct Levels {
   double top = -kInfinity;
+  double error = 0.0;  // of the scores
   double value[kTokens] = {}, slack[kTokens] = {};
 };
 
@@ -178,10 +212,11 @@ Levels tile_levels(const Problem& p, int tile, int r) {
   double score[kTokens], error[kTokens];
   Levels levels;
   for (int t = 0; t < kTokens; ++t) {
-    const auto [sum, size] = p.dot(tile, r, t);
-    double x = sum * p.scale[r] + p.offset[r];
-    // At most 16 float additions of block sums, one multiplication each; then scale and offset.
-    error[t] = 20 * 6e-8 * (size * p.scale[r] + 1.0) + 4 * 6e-8 * std::fabs(x);
+    const Problem::Dot dot = p.dot(tile, r, t);
+    double x = dot.sum * p.scale[r] + p.offset[r];
+    // Integers to float (two terms: twice), times unit, scale, plus offset: eight roundings at
+    // most.
+    error[t] = 8 * 6e-8 * (dot.size * p.scale[r] + 1.0) + dot.rounding * p.scale[r];
     if (p.spec.softcap != 0.0F) {
       x = p.spec.softcap * std::tanh(x / p.spec.softcap);
       error[t] += 1e-6 * p.spec.softcap;
@@ -191,6 +226,7 @@ Levels tile_levels(const Problem& p, int tile, int r) {
   }
   if (levels.top == -kInfinity) return levels;
   const double top_error = *std::max_element(error, error + kTokens);
+  levels.error = top_error;
   for (int t = 0; t < kTokens; ++t) {
     const double exact = count * std::exp(score[t] - levels.top);
     levels.value[t] = std::nearbyint(exact);
@@ -208,15 +244,17 @@ void expect_matches(const Problem& p, int first, const Result& got, int rows) {
   for (int r = 0; r < rows; ++r) {
     Levels levels[kTiles];
     double top = -kInfinity;
+    double error = 0.0;
     for (int i = 0; i < kTiles; ++i) {
       levels[i] = tile_levels(p, i, first + r);
       top = std::max(top, levels[i].top);
+      error = std::max(error, levels[i].error);
     }
     if (top == -kInfinity) {
       EXPECT_EQ(got.max[r], -kInfinity);
       EXPECT_EQ(got.sum[r], 0.0F);
     } else {
-      EXPECT_TRUE(std::fabs(got.max[r] - top) <= 1e-4) << got.max[r] << " for " << top;
+      EXPECT_TRUE(std::fabs(got.max[r] - top) <= 1e-5 + error) << got.max[r] << " for " << top;
     }
     double sum = 0.0, sum_slack = 0.0;
     std::vector<double> out(c.head_dim, 0.0), slack(c.head_dim, 0.0);
@@ -226,14 +264,15 @@ void expect_matches(const Problem& p, int first, const Result& got, int rows) {
       const double weight = std::exp(levels[i].top - got.max[r]) / count;
       for (int t = 0; t < kTokens; ++t) {
         const double p_t = weight * levels[i].value[t];
-        // Scores' errors and the tiles' weights, which go through float twice: 1e-4 covers both.
-        const double p_slack = weight * levels[i].slack[t] + 1e-4 * p_t;
+        // The tile's maximum is off by its scores' error; weights go through float exponentials and
+        // roundings, 2e-5 in all.
+        const double p_slack = weight * levels[i].slack[t] + (2e-5 + levels[i].error) * p_t;
         sum += p_t;
         sum_slack += p_slack;
         for (int d = 0; d < c.head_dim; ++d) {
-          const double v = 2.0 * p.value(i, t, d);
-          out[d] += p_t * v;
-          slack[d] += p_slack * std::fabs(v);
+          const auto [v, rounding] = p.value(i, first + r, t, d);
+          out[d] += p_t * 2.0 * v;
+          slack[d] += 2.0 * (p_slack * std::fabs(v) + p_t * rounding);
         }
       }
     }

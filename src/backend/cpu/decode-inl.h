@@ -1,7 +1,6 @@
 // Decode attention over one tile of kQuad pages, per-target: scores, softmax over the tile, values.
 //
-// The products are integer and exact per block of 16 columns; a block's sum becomes float once, is
-// multiplied by the block scale and added. With two terms the high one counts 128 times.
+// The products (decode_pairs-inl.h) are integer. With two terms the high one counts 128 times.
 // Probabilities are integers 0..127 (0..16383) relative to the tile's own maximum.
 #if defined(BITDECODING_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef BITDECODING_CPU_DECODE_INL_H_
@@ -13,14 +12,48 @@
 #include <cstring>
 #include <limits>
 
-#include "backend/cpu/decode_common-inl.h"
 #include "backend/cpu/decode_kernels.h"
 #include "backend/cpu/decode_pairs-inl.h"
-#include "backend/cpu/decode_quads-inl.h"
 #include "page/layout.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace bitdecoding::cpu::HWY_NAMESPACE {
+
+// Tile token of position i in kQuad order: row group i / 16, rank i % 16.
+constexpr int quad_token(int i) {
+  const int group = i / 16;
+  const int rank = i % 16;
+  return 32 * (group / 2) + 8 * (rank / 4) + 4 * (group % 2) + rank % 4;
+}
+
+// levels * 2^t for t <= 0, as the nearest integer. Below t = -40 it is 0 for every number of levels
+// here. One term has 127 levels: a cubic (relative error 7.5e-5, a hundredth of a level) is enough.
+// Two have 16383: degree 5 (7.5e-8, below float's own rounding). Both are minimax on [-0.5, 0.5].
+template <int kTerms>
+HWY_INLINE VI32 exp2_levels(VF t, VF levels) {
+  const DF df;
+  const DI32 di32;
+  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+  const VF magic = hn::Set(df, 12582912.0F);
+  const VF x = hn::Max(t, hn::Set(df, -40.0F));
+  const VF shifted = hn::Add(x, magic);
+  const VF f = hn::Sub(x, hn::Sub(shifted, magic));
+  VF p;
+  if constexpr (kTerms == 1) {
+    p = hn::MulAdd(hn::Set(df, 0.05517165268F), f, hn::Set(df, 0.2426111209F));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.6932609885F));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.9999280737F));
+  } else {
+    p = hn::MulAdd(hn::Set(df, 1.327647012e-3F), f, hn::Set(df, 9.675541319e-3F));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.05550713279F));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.2402211972F));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.6931469671F));
+    p = hn::MulAdd(p, f, hn::Set(df, 1.0F));
+  }
+  const VI32 exponent = hn::ShiftLeft<23>(hn::BitCast(di32, shifted));
+  const VF power = hn::BitCast(df, hn::Add(hn::BitCast(di32, p), exponent));
+  return hn::NearestInt(hn::Mul(power, levels));
+}
 
 HWY_INLINE void mask_scores(std::uint64_t mask, float* HWY_RESTRICT scores) {
   for (int i = 0; i < 64; ++i) {
@@ -40,8 +73,6 @@ HWY_INLINE void softcap_scores(float cap, float* HWY_RESTRICT scores) {
   }
 }
 
-inline constexpr bool kUsePairs = kVectorBytes <= 32;
-inline constexpr float kSumUnit = kUsePairs ? kPairUnit : 1.0F;
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
 inline constexpr int kMaxHeadDim = 256;
@@ -56,7 +87,7 @@ HWY_INLINE float finish_scores(const DecodeContext& context, const DecodeQuery& 
   const bool plain = context.softcap == 0.0F && tile.full;
   // With a softcap the scores are natural until it is applied.
   const float unit = context.softcap == 0.0F ? kLog2E : 1.0F;
-  const VF scale = hn::Set(df, query.scale[row] * kSumUnit * unit);
+  const VF scale = hn::Set(df, query.scale[row] * unit);
   const VF offset = hn::Set(df, query.offset[row] * unit);
   VF top = hn::Set(df, -std::numeric_limits<float>::infinity());
   for (int i = 0; i < 64; i += kLanes) {
@@ -147,7 +178,7 @@ HWY_INLINE RowWeights<R> update_state(const DecodeContext& context, const float*
     }
     const float tile_weight = change[4 + r] / kLevels<kTerms>;
     rows.keep[r] = change[r];
-    rows.weight[r] = tile_weight * context.value_unit * kSumUnit;
+    rows.weight[r] = tile_weight * context.value_unit;
     state.sum[r] =
         state.sum[r] * change[r] + tile_weight * static_cast<float>(static_cast<int>(total));
     state.max[r] = new_max[r];
@@ -156,98 +187,107 @@ HWY_INLINE RowWeights<R> update_state(const DecodeContext& context, const float*
 }
 
 template <int R, int kTerms, bool kMx>
-HWY_INLINE void pair_scores(const DecodeContext& context, const DecodeQuery& query,
+HWY_INLINE void tile_scores(const DecodeContext& context, const DecodeQuery& query,
                             const DecodeTile& tile, float* HWY_RESTRICT sums) {
   const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
   const int stride = 4 * layout::key_column_blocks(context.head_dim);
-  alignas(64) float scales[4 * kMaxHeadDim];
-  convert_scales<kMx>(tile.tile + parts.key_scales, parts.value_codes - parts.key_scales, scales);
-  alignas(64) std::uint8_t own[kMaxHeadDim / 16 * R * kTerms * kWideBytes];
+  const int blocks = (context.head_dim + 31) / 32 * 2;
+  alignas(64) std::int32_t scales[4 * kMaxHeadDim / 2];
+  alignas(64) float units[kTileTokens];
+  make_scales<kTerms, kMx>(tile.tile + parts.key_scales, 4, blocks, stride, scales, units);
+  alignas(64) std::uint8_t own[kMaxHeadDim / 32 * R * kTerms * kWideBytes];
   const std::uint8_t* wide = query.wide;
   if (wide == nullptr) {
     widen_query(context.head_dim, query, own);
     wide = own;
   }
-  std::memset(sums, 0, sizeof(float) * 64 * R);
-  multiply_fragments<R, kTerms, kMx>(
-      {tile.tile + parts.key_codes, scales, wide,
-       tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.key_codes, 4,
-       (context.head_dim + 15) / 16, stride, sums, 64});
+  const std::uint8_t* ahead = tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.key_codes;
+  multiply_fragments<R, kTerms, false>({tile.tile + parts.key_codes, scales, units, wide, ahead, 4,
+                                        blocks, stride, sums, kTileTokens, nullptr, nullptr});
 }
 
-// out[r] = out[r] * keep[r] + weight[r] * (P . V) for R rows.
+// out[r] = out[r] * keep[r] + weight[r] * (P . V) for R rows; `value_scales` is the tile's own or a
+// copy with the blocks that the rows do not see set to 0.
 template <int R, int kTerms, bool kMx>
-HWY_INLINE void pair_values(const DecodeContext& context, const DecodeTile& tile,
+HWY_INLINE void tile_values(const DecodeContext& context, const DecodeTile& tile,
+                            const std::uint8_t* HWY_RESTRICT value_scales,
                             const std::uint8_t* HWY_RESTRICT levels,
-                            const std::uint64_t* HWY_RESTRICT level_sums, const RowWeights<R>& rows,
-                            float* HWY_RESTRICT out) {
+                            const std::uint64_t* HWY_RESTRICT level_sums, const float* keep,
+                            const float* weight, float* HWY_RESTRICT out) {
   constexpr int W = R * kTerms;
-  const DF df;
   const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
-  alignas(64) float scales[4 * kMaxHeadDim];
-  convert_scales<kMx>(tile.tile + parts.value_scales, parts.bytes - parts.value_scales, scales);
-  alignas(64) std::uint8_t wide[4 * W * kWideBytes];
+  alignas(64) std::int32_t scales[4 * kMaxHeadDim / 2];
+  alignas(64) float units[kMaxHeadDim];
+  const int groups = layout::value_dim_groups(context.head_dim);
+  make_scales<kTerms, kMx>(value_scales, groups, 4, 4, scales, units);
+  alignas(64) std::uint8_t wide[2 * W * kWideBytes];
   for (int w = 0; w < W; ++w) {
     widen_levels(levels + 64 * w, level_sums + 8 * w, wide + w * kWideBytes,
                  std::int64_t{W} * kWideBytes);
   }
-  alignas(64) float sums[R * kMaxHeadDim];
-  const int head_dim = context.head_dim;
-  std::memset(sums, 0, sizeof(float) * static_cast<std::size_t>(head_dim) * R);
-  multiply_fragments<R, kTerms, kMx>(
-      {tile.tile + parts.value_codes, scales, wide,
-       tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.value_codes, head_dim / 16, 4, 4,
-       sums, head_dim});
-  for (int r = 0; r < R; ++r) {
-    const VF keep = hn::Set(df, rows.keep[r]);
-    const VF weight = hn::Set(df, rows.weight[r]);
-    float* HWY_RESTRICT o = out + std::int64_t{r} * head_dim;
-    const float* HWY_RESTRICT sum = sums + std::int64_t{r} * head_dim;
-    for (int d = 0; d < head_dim; d += kLanes) {
-      const VF old = hn::Mul(hn::LoadU(df, o + d), keep);
-      hn::StoreU(hn::MulAdd(hn::Load(df, sum + d), weight, old), df, o + d);
+  const std::uint8_t* ahead =
+      tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.value_codes;
+  multiply_fragments<R, kTerms, true>({tile.tile + parts.value_codes, scales, units, wide, ahead,
+                                       groups, 4, 4, out, context.head_dim, keep, weight});
+}
+
+// Values of a tile that one row sees in part. Scales of value blocks that it does not see may be
+// anything (they are past the sequence's end, or stale): as 0 they leave the others' precision
+// alone.
+template <int kTerms, bool kMx>
+HWY_INLINE void masked_values(const DecodeContext& context, const DecodeTile& tile,
+                              std::uint64_t mask, const std::uint8_t* HWY_RESTRICT levels,
+                              const std::uint64_t* HWY_RESTRICT level_sums, float keep,
+                              float weight, float* HWY_RESTRICT out) {
+  constexpr int kScaleBlocks = kMx ? 2 : 4;
+  constexpr int kBlockTokens = kTileTokens / kScaleBlocks;
+  const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
+  alignas(64) std::uint8_t scales[4 * kMaxHeadDim];
+  std::memcpy(scales, tile.tile + parts.value_scales,
+              static_cast<std::size_t>(parts.bytes - parts.value_scales));
+  for (int b = 0; b < kScaleBlocks; ++b) {
+    const std::uint64_t tokens = ((std::uint64_t{1} << kBlockTokens) - 1) << (b * kBlockTokens);
+    if ((mask & tokens) != 0) continue;
+    for (int group = 0; group < layout::value_dim_groups(context.head_dim); ++group) {
+      std::memset(scales + 16 * (group * kScaleBlocks + b), 0, 16);
     }
   }
+  tile_values<1, kTerms, kMx>(context, tile, scales, levels, level_sums, &keep, &weight, out);
 }
 
 template <int R, int kTerms, bool kMx>
 void decode_tile(const DecodeContext& context, const DecodeQuery& query, const DecodeTile& tile,
                  const DecodeState& state) {
   constexpr int W = R * kTerms;
-  alignas(64) float scores[R * 64];
-  if constexpr (kUsePairs) {
-    pair_scores<R, kTerms, kMx>(context, query, tile, scores);
-  } else {
-    if (tile.prefetch != nullptr) prefetch_tile(context, tile.prefetch);
-    quad_scores<R, kTerms, kMx>(context, query, tile.tile, scores);
-  }
-  alignas(64) std::uint8_t levels[64 * W];
+  alignas(64) float scores[R * kTileTokens];
+  tile_scores<R, kTerms, kMx>(context, query, tile, scores);
+  alignas(64) std::uint8_t levels[kTileTokens * W];
   alignas(64) std::uint64_t level_sums[8 * W];
   float top[R];
   for (int r = 0; r < R; ++r) {
-    top[r] = finish_scores(context, query, tile, r, scores + 64 * r);
-    quantize_probabilities<kTerms>(scores + 64 * r, top[r], levels + 64 * r * kTerms);
+    top[r] = finish_scores(context, query, tile, r, scores + kTileTokens * r);
+    quantize_probabilities<kTerms>(scores + kTileTokens * r, top[r],
+                                   levels + kTileTokens * r * kTerms);
   }
-  sum_levels(levels, 64 * W, level_sums);
+  sum_levels(levels, kTileTokens * W, level_sums);
   const RowWeights<R> rows = update_state<R, kTerms>(context, top, level_sums, state);
-  if constexpr (kUsePairs) {
-    pair_values<R, kTerms, kMx>(context, tile, levels, level_sums, rows, state.out);
-  } else {
-    alignas(64) std::int32_t quads[16 * W];
-    for (int q = 0; q < 16; ++q) {
-      const int quad = quad_token(4 * q) / 4;
-      for (int w = 0; w < W; ++w) std::memcpy(quads + quad * W + w, levels + 64 * w + 4 * q, 4);
-    }
-    quad_values<R, kTerms, kMx>(context, tile.tile, quads, rows.keep, rows.weight, state.out);
+  if (tile.full) {
+    const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
+    tile_values<R, kTerms, kMx>(context, tile, tile.tile + parts.value_scales, levels, level_sums,
+                                rows.keep, rows.weight, state.out);
+    return;
+  }
+  for (int r = 0; r < R; ++r) {
+    if (tile.mask[r] == 0) continue;
+    masked_values<kTerms, kMx>(context, tile, tile.mask[r], levels + kTileTokens * r * kTerms,
+                               level_sums + 8 * r * kTerms, rows.keep[r], rows.weight[r],
+                               state.out + std::int64_t{r} * context.head_dim);
   }
 }
 
-// Bytes of the query's broadcast form, and that form; 0 where the kernel does not use one.
+// Bytes of the query's broadcast form.
 inline std::int64_t wide_query_bytes(int head_dim, int work) {
-  return kUsePairs ? std::int64_t{4} * layout::key_column_blocks(head_dim) * work * kWideBytes : 0;
-}
-inline void widen_query_any(int head_dim, const DecodeQuery& query, std::uint8_t* out) {
-  if constexpr (kUsePairs) widen_query(head_dim, query, out);
+  return std::int64_t{2} * layout::key_column_blocks(head_dim) * work * kWideBytes;
 }
 
 inline void decode_tile_any(const DecodeContext& context, const DecodeQuery& query,
@@ -282,7 +322,7 @@ inline int count_nan_scales(const DecodeContext& context, const std::uint8_t* ti
 
 inline const DecodeKernels* get_decode_kernels() {
   static constexpr DecodeKernels kKernels = {decode_tile_any, count_nan_scales, wide_query_bytes,
-                                             widen_query_any};
+                                             widen_query};
   return &kKernels;
 }
 

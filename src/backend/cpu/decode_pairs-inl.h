@@ -1,15 +1,19 @@
-// Decode attention's two products where a vector holds 4 or 8 rows of four bytes (SSSE3, NEON,
-// AVX2).
+// Decode attention's two products over the fragments of a tile. Per-target.
 //
-// Both products multiply a fragment (16 rows x 64 columns of codes) by a few rows of signed bytes
-// along the columns. Rows i and i + 8 share a vector of two columns: int16 lane 2i belongs to row i
-// and lane 2i + 1 to row i + 8, so eight PMADDUBSW and as many additions make the sums of 16
-// columns, one a lane, with no pairwise addition; a shift and a mask make int32 of them (times
-// 2^16). Codes are unsigned, 2k + 12 (0..24), and the bias -12 * sum(bytes) starts the lane. Lanes
-// wrap on the way; the end is at most 12 * 127 * 16 = 24384 in magnitude, and a pair 24 * 127 * 2,
-// so nothing saturates. The rows of bytes are stored broadcast ("wide"), so that they are memory
-// operands. The multiplications bound the loop where there is one byte multiplier
-// (docs/design/cpu.md).
+// A fragment (16 rows x 64 columns of codes) is multiplied along its columns by a few rows of
+// signed bytes, the query or the probabilities. Two blocks of 16 columns go together: int16 lane 2i
+// holds the block b sum of row i and lane 2i + 1 that of block b + 1. Eight PMADDUBSW (two columns
+// each) and as many additions make these sums; one PMADDWD multiplies both by their block scales
+// and adds them, in int32, over all blocks of the row. So a row of bytes costs 18 instructions for
+// 32 columns, and there is one conversion to float a fragment row.
+//
+// Block scales become integers m = scale * 2^k, k such that the largest scale of the fragment row
+// has its leading bit at 2^11..2^13 (kScaleBits): E4M3 scales down to 2^-8 of it are exact, smaller
+// ones are rounded to a multiple of 2^-12 of it or finer. Codes are unsigned, 2k + 12 (0..24), and
+// the bias -12 * sum(bytes) starts the lane. A lane wraps on the way; its end is at most 12 * 127 *
+// 16 = 24384 in magnitude. A pair is at most 24 * 127 * 2, so PMADDUBSW does not saturate; an int32
+// sum is at most 24384 * 1.875 * 2^bits * blocks < 2^31. The rows of bytes are stored broadcast
+// ("wide"), so that they are memory operands.
 #if defined(BITDECODING_CPU_DECODE_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef BITDECODING_CPU_DECODE_PAIRS_INL_H_
 #undef BITDECODING_CPU_DECODE_PAIRS_INL_H_
@@ -20,27 +24,31 @@
 #include <hwy/cache_control.h>
 
 #include <cstdint>
-#include <cstring>
 
-#include "backend/cpu/decode_common-inl.h"
 #include "backend/cpu/decode_kernels.h"
+#include "backend/cpu/ops-inl.h"
 #include "page/layout.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace bitdecoding::cpu::HWY_NAMESPACE {
 
-inline constexpr float kPairUnit = 1.0F / 65536.0F;
-// Vectors of a block of 16 columns of one row of bytes: the bias and eight pairs.
+// With two terms the high one counts this often.
+inline constexpr int kTermWeight = 128;
+// Vectors of two blocks of one row of bytes: the bias and eight pairs of columns.
 inline constexpr int kWideVectors = 9;
 inline constexpr int kWideBytes = kWideVectors * kVectorBytes;
+// Bytes of two blocks' codes.
+inline constexpr int kTwoBlocks = 256;
 
-// Rows that one vector of pairs covers, twice kLanes, in a fragment of 16.
-inline constexpr int kPairPasses = kLanes >= 8 ? 1 : 2;
+// Leading bit of the largest integer scale for a sum over so many blocks of 16.
+constexpr int scale_bits(int blocks) { return blocks <= 4 ? 13 : (blocks <= 8 ? 12 : 11); }
 
 struct PairBlock {
   VU8 pair[8];
 };
 
+// Columns 2j and 2j + 1 of two blocks: word 2i of pair[j] has row i of the first, word 2i + 1 of
+// the second.
 HWY_INLINE PairBlock unpack_pairs(const std::uint8_t* HWY_RESTRICT codes, VU8 table) {
   const DU8 du8;
   const DU16 du16;
@@ -50,7 +58,7 @@ HWY_INLINE PairBlock unpack_pairs(const std::uint8_t* HWY_RESTRICT codes, VU8 ta
 #pragma GCC unroll 2
   for (int chunk = 0; chunk < 2; ++chunk) {
     const auto x = hn::BitCast(du32, hn::LoadU(du8, codes + 64 * chunk));
-    const auto y = hn::BitCast(du32, hn::LoadU(du8, codes + 64 * chunk + 32));
+    const auto y = hn::BitCast(du32, hn::LoadU(du8, codes + 64 * chunk + kTwoBlocks / 2));
     const auto first = hn::OddEven(hn::BitCast(du16, hn::ShiftLeft<16>(y)), hn::BitCast(du16, x));
     const auto second = hn::OddEven(hn::BitCast(du16, y), hn::BitCast(du16, hn::ShiftRight<16>(x)));
     VU8* HWY_RESTRICT out = block.pair + 4 * chunk;
@@ -68,128 +76,269 @@ HWY_INLINE VI16 pair_product(VU8 codes, const std::uint8_t* HWY_RESTRICT wide) {
   return mul_pairs(codes, hn::BitCast(DI8(), hn::Load(DU8(), wide)));
 }
 
-HWY_INLINE VI32 multiply_pairs(const PairBlock& block, const std::uint8_t* HWY_RESTRICT wide) {
-  const DI16 di16;
+HWY_INLINE VI16 multiply_pairs(const PairBlock& block, const std::uint8_t* HWY_RESTRICT wide) {
   VI16 sum = hn::Add(pair_product(block.pair[0], wide + kVectorBytes),
-                     hn::BitCast(di16, hn::Load(DU8(), wide)));
+                     hn::BitCast(DI16(), hn::Load(DU8(), wide)));
 #pragma GCC unroll 8
   for (int j = 1; j < 8; ++j) {
     sum = hn::Add(sum, pair_product(block.pair[j], wide + (j + 1) * kVectorBytes));
   }
-  return hn::BitCast(DI32(), sum);
+  return sum;
 }
 
-HWY_INLINE VF even_lanes(VI32 sums) { return hn::ConvertTo(DF(), hn::ShiftLeft<16>(sums)); }
-HWY_INLINE VF odd_lanes(VI32 sums) {
-  const DI32 di32;
-  return hn::ConvertTo(DF(), hn::And(sums, hn::Set(di32, static_cast<std::int32_t>(0xFFFF0000U))));
-}
-
-// What multiply_fragments reads and writes. Fragments lie in `groups` runs of `stride` blocks of 16
-// columns each, of which the first `blocks` count.
+// Fragments in `groups` runs of `stride` blocks of 16 columns each, of which the first `blocks` (an
+// even number) count.
 struct FragmentRun {
   const std::uint8_t* codes;
-  const float* scales;        // 16 floats a block (two blocks of MX)
-  const std::uint8_t* wide;   // [blocks][work][kWideBytes]
-  const std::uint8_t* ahead;  // as far past `codes` as the tile to fetch next, or null
+  const std::int32_t* scales;  // [groups][blocks / 2][16 rows]: two int16, of two blocks
+  const float* units;          // [groups][16 rows]: what the integers are multiplied by
+  const std::uint8_t* wide;    // [blocks / 2][rows * terms][kWideBytes]
+  const std::uint8_t* ahead;   // codes to fetch into the cache, in the same places, or null
   int groups, blocks, stride;
-  float* sums;  // [row][row_stride]; group g adds to 16 of them at 16 * g. In units of kPairUnit
+  float* out;  // [rows][row_stride], 16 floats a group
   int row_stride;
+  const float* keep;  // [rows] each, for kAccumulate
+  const float* weight;
 };
 
-template <int R, int kTerms, bool kMx>
+// out = sums, or (kAccumulate) out = out * keep + sums * weight.
+template <int R, int kTerms, bool kAccumulate>
 HWY_INLINE void multiply_fragments(const FragmentRun& run) {
+  constexpr int W = R * kTerms;
   const DF df;
+  const DI32 di32;
   const VU8 table = e2m1_table(12);
-  float* HWY_RESTRICT const sums = run.sums;
+  const int pairs = run.blocks / 2;
   for (int group = 0; group < run.groups; ++group) {
-    for (int pass = 0; pass < kPairPasses; ++pass) {
+    for (int pass = 0; pass < kRowVectors; ++pass) {
       const std::uint8_t* HWY_RESTRICT wide = run.wide;
-#pragma GCC unroll 1
-      for (int b = 0; b < run.blocks; ++b) {
-        const int at = group * run.stride + b;
-        if (run.ahead != nullptr && pass == 0) {
-          hwy::Prefetch(run.ahead + 128 * at);
-          hwy::Prefetch(run.ahead + 128 * at + 64);
-        }
-        const PairBlock block = unpack_pairs(run.codes + 128 * at + kVectorBytes * pass, table);
-        const float* HWY_RESTRICT scales = run.scales + 16 * (kMx ? at / 2 : at) + kLanes * pass;
-        float* HWY_RESTRICT even = sums + 16 * group + kLanes * pass;
+      const std::int64_t first = std::int64_t{64} * 2 * group * run.stride;
+      VI32 sum[W];
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r, even += run.row_stride) {
-          const VI32 high = multiply_pairs(block, wide);
-          VF a = even_lanes(high);
-          VF c = odd_lanes(high);
-          wide += kWideBytes;
-          if constexpr (kTerms == 2) {
-            const VI32 low = multiply_pairs(block, wide);
-            const VF weight = hn::Set(df, static_cast<float>(kTermWeight));
-            a = hn::MulAdd(a, weight, even_lanes(low));
-            c = hn::MulAdd(c, weight, odd_lanes(low));
-            wide += kWideBytes;
+      for (int w = 0; w < W; ++w) sum[w] = hn::Zero(di32);
+#pragma GCC unroll 1
+      for (int b = 0; b < pairs; ++b) {
+        const std::int64_t at = first + kTwoBlocks * b;
+        if (run.ahead != nullptr) {
+          for (int line = 0; line < kTwoBlocks; line += 64 * kRowVectors) {
+            hwy::Prefetch(run.ahead + at + line + 64 * pass);
           }
-          hn::Store(hn::MulAdd(a, hn::Load(df, scales), hn::Load(df, even)), df, even);
-          hn::Store(hn::MulAdd(c, hn::Load(df, scales + 8), hn::Load(df, even + 8)), df, even + 8);
         }
+        const PairBlock block = unpack_pairs(run.codes + at + kVectorBytes * pass, table);
+        const VI16 scale = hn::BitCast(
+            DI16(), hn::Load(di32, run.scales + 16 * (group * pairs + b) + kLanes * pass));
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w, wide += kWideBytes) {
+          sum[w] = hn::Add(sum[w], mul_add_pairs(multiply_pairs(block, wide), scale));
+        }
+      }
+      const VF unit = hn::Load(df, run.units + 16 * group + kLanes * pass);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        float* HWY_RESTRICT out =
+            run.out + std::int64_t{r} * run.row_stride + 16 * group + kLanes * pass;
+        VF x = hn::ConvertTo(df, sum[r * kTerms]);
+        if constexpr (kTerms == 2) {
+          x = hn::MulAdd(x, hn::Set(df, static_cast<float>(kTermWeight)),
+                         hn::ConvertTo(df, sum[r * kTerms + kTerms - 1]));
+        }
+        x = hn::Mul(x, unit);
+        if constexpr (kAccumulate) {
+          const VF old = hn::Mul(hn::LoadU(df, out), hn::Set(df, run.keep[r]));
+          x = hn::MulAdd(x, hn::Set(df, run.weight[r]), old);
+        }
+        hn::StoreU(x, df, out);
       }
     }
   }
 }
 
 template <bool kMx>
-HWY_INLINE void convert_scales(const std::uint8_t* HWY_RESTRICT bytes, std::int64_t count,
-                               float* HWY_RESTRICT out) {
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    hn::Store(load_scales<kMx>(bytes + i), DF(), out + i);
+HWY_INLINE VF load_scales(const std::uint8_t* HWY_RESTRICT p) {
+  if constexpr (kMx) {
+    return load_e8m0(p);
+  } else {
+    return load_e4m3(p);
   }
 }
 
-HWY_INLINE void store_wide(std::uint32_t two_pairs, std::uint8_t* HWY_RESTRICT out) {
-  const DU16 du16;
-  const DU8 du8;
-  hn::Store(hn::BitCast(du8, hn::Set(du16, static_cast<std::uint16_t>(two_pairs))), du8, out);
-  hn::Store(hn::BitCast(du8, hn::Set(du16, static_cast<std::uint16_t>(two_pairs >> 16))), du8,
-            out + kVectorBytes);
+// Block scales of fragments -> integers and units, see FragmentRun.
+template <bool kMx>
+HWY_INLINE void convert_scales(const std::uint8_t* HWY_RESTRICT bytes, int groups, int blocks,
+                               int stride, std::int32_t* HWY_RESTRICT scales,
+                               float* HWY_RESTRICT units) {
+  constexpr int kColumns = kMx ? 2 : 1;  // blocks of 16 that share a scale
+  const DF df;
+  const DI32 di32;
+  const hn::Rebind<std::uint8_t, DF> du8;
+  const int bits = scale_bits(blocks);
+  const VI32 base = hn::Set(di32, (254 + bits) << 23);
+  const VI32 shift = hn::Set(di32, bits << 23);
+  for (int group = 0; group < groups; ++group) {
+    for (int pass = 0; pass < kRowVectors; ++pass) {
+      const std::uint8_t* HWY_RESTRICT p = bytes + 16 * (group * stride / kColumns) + kLanes * pass;
+      auto top = hn::LoadU(du8, p);  // the order of bytes is the order of scales
+      for (int b = 1; b < blocks / kColumns; ++b) top = hn::Max(top, hn::LoadU(du8, p + 16 * b));
+      alignas(64) std::uint8_t top_bytes[kLanes];
+      hn::Store(top, du8, top_bytes);
+      // 2^E of the largest; below 2^-107 (MX only) all of the row's values are as good as 0.
+      const VI32 exponent = hn::Max(
+          hn::And(hn::BitCast(di32, load_scales<kMx>(top_bytes)), hn::Set(di32, 0x7F800000)),
+          hn::Set(di32, 20 << 23));
+      const VF factor = hn::BitCast(df, hn::Sub(base, exponent));
+      hn::Store(hn::BitCast(df, hn::Sub(exponent, shift)), df, units + 16 * group + kLanes * pass);
+      for (int b = 0; b < blocks / 2; ++b) {
+        const std::uint8_t* HWY_RESTRICT q = p + 16 * (2 / kColumns) * b;
+        const VI32 first = hn::NearestInt(hn::Mul(load_scales<kMx>(q), factor));
+        const VI32 second = kMx ? first : hn::NearestInt(hn::Mul(load_scales<kMx>(q + 16), factor));
+        hn::Store(hn::Or(first, hn::ShiftLeft<16>(second)), di32,
+                  scales + 16 * (group * (blocks / 2) + b) + kLanes * pass);
+      }
+    }
+  }
 }
 
-// The query's rows, broadcast.
-inline void widen_query(int head_dim, const DecodeQuery& query, std::uint8_t* HWY_RESTRICT out) {
-  const DU16 du16;
+// The same for E4M3 and one term, in integers. Bytes of two blocks are interleaved as the result
+// is: a word is a row's, its bytes the blocks'. A scale is its significand, 0..15, times
+// 2^(exponent), and becomes (significand << 12) * 2^(exponent - E + bits + 1) >> 16, E the largest
+// exponent of the row: exact down to 2^-(bits - 3) of the largest, cut off to a multiple of 2^-bits
+// of it below.
+inline void convert_e4m3_scales(const std::uint8_t* HWY_RESTRICT bytes, int groups, int blocks,
+                                int stride, std::int32_t* HWY_RESTRICT scales,
+                                float* HWY_RESTRICT units) {
+  const hn::FixedTag<std::uint8_t, 16> du8;
+  const hn::Repartition<std::uint16_t, decltype(du8)> du16;
+  const hn::Repartition<std::uint32_t, decltype(du8)> du32;
+  const hn::Repartition<float, decltype(du8)> df;
+  const int bits = scale_bits(blocks);
+  alignas(16) std::uint8_t exponents[16];  // of the byte's exponent field; a subnormal's is 1
+  alignas(16) std::uint8_t hidden[16];
+  alignas(16) std::uint8_t low[16];  // 2^i, low byte and high byte; 0 for what is cut off
+  alignas(16) std::uint8_t high[16];
+  for (int i = 0; i < 16; ++i) {
+    exponents[i] = static_cast<std::uint8_t>((i == 0 ? 1 : i) + bits + 1);
+    hidden[i] = i == 0 ? 0 : 0x80;
+    low[i] = static_cast<std::uint8_t>(i == 0 || i > 7 ? 0 : 1 << i);
+    high[i] = static_cast<std::uint8_t>(i > 7 ? 1 << (i - 8) : 0);
+  }
+  const auto exponent_table = hn::Load(du8, exponents);
+  const auto hidden_table = hn::Load(du8, hidden);
+  const auto low_table = hn::Load(du8, low);
+  const auto high_table = hn::Load(du8, high);
+  const auto nibble = hn::Set(du8, 0x0F);
+  const auto exponent_of = [&](auto v) HWY_ATTR {
+    return hn::And(hn::BitCast(du8, hn::ShiftRight<3>(hn::BitCast(du16, v))), nibble);
+  };
+  const auto zero = hn::Zero(du8);
+  for (int group = 0; group < groups; ++group) {
+    const std::uint8_t* HWY_RESTRICT p = bytes + 16 * group * stride;
+    auto top = hn::Load(du8, p);
+    for (int b = 1; b < blocks; ++b) top = hn::Max(top, hn::Load(du8, p + 16 * b));
+    const auto largest = hn::Max(exponent_of(top), hn::Set(du8, 1));
+    // Units 2^(E - 7 - 3 - (bits - 3)) / 256 (kE4m3Unit), rows in order.
+    const auto words_low = hn::InterleaveLower(du8, largest, zero);
+    const auto words_high = hn::InterleaveUpper(du8, largest, zero);
+    const auto store_units = [&](auto words, int at) HWY_ATTR {
+      const auto biased = hn::Add(hn::BitCast(du32, words), hn::Set(du32, 127U - 15U - bits));
+      hn::Store(hn::BitCast(df, hn::ShiftLeft<23>(biased)), df, units + 16 * group + at);
+    };
+    store_units(hn::InterleaveLower(du16, hn::BitCast(du16, words_low), hn::Zero(du16)), 0);
+    store_units(hn::InterleaveUpper(du16, hn::BitCast(du16, words_low), hn::Zero(du16)), 4);
+    store_units(hn::InterleaveLower(du16, hn::BitCast(du16, words_high), hn::Zero(du16)), 8);
+    store_units(hn::InterleaveUpper(du16, hn::BitCast(du16, words_high), hn::Zero(du16)), 12);
+    const auto largest_low = hn::InterleaveLower(du8, largest, largest);
+    const auto largest_high = hn::InterleaveUpper(du8, largest, largest);
+    std::int32_t* HWY_RESTRICT out = scales + 8 * group * blocks;
+    const auto convert = [&](auto v, auto largest_of_rows, std::int32_t* HWY_RESTRICT to) HWY_ATTR {
+      const auto e = exponent_of(v);
+      const auto mantissa =
+          hn::And(hn::BitCast(du8, hn::ShiftLeft<4>(hn::BitCast(du16, v))), hn::Set(du8, 0x70));
+      const auto significand = hn::Or(mantissa, hn::TableLookupBytes(hidden_table, e));
+      const auto i = hn::SaturatedSub(hn::TableLookupBytes(exponent_table, e), largest_of_rows);
+      const auto power_low = hn::TableLookupBytes(low_table, i);
+      const auto power_high = hn::TableLookupBytes(high_table, i);
+      const auto multiply = [&](auto a, auto b) HWY_ATTR {
+        return hn::BitCast(du32, hn::MulHigh(hn::BitCast(du16, a), hn::BitCast(du16, b)));
+      };
+      const hn::Repartition<std::int32_t, decltype(du8)> di32;
+      hn::Store(hn::BitCast(di32, multiply(hn::InterleaveLower(du8, zero, significand),
+                                           hn::InterleaveLower(du8, power_low, power_high))),
+                di32, to);
+      hn::Store(hn::BitCast(di32, multiply(hn::InterleaveUpper(du8, zero, significand),
+                                           hn::InterleaveUpper(du8, power_low, power_high))),
+                di32, to + 4);
+    };
+    for (int b = 0; b < blocks; b += 2, out += 16) {
+      const auto first = hn::Load(du8, p + 16 * b);
+      const auto second = hn::Load(du8, p + 16 * b + 16);
+      convert(hn::InterleaveLower(du8, first, second), largest_low, out);
+      convert(hn::InterleaveUpper(du8, first, second), largest_high, out + 8);
+    }
+  }
+}
+
+template <int kTerms, bool kMx>
+HWY_INLINE void make_scales(const std::uint8_t* HWY_RESTRICT bytes, int groups, int blocks,
+                            int stride, std::int32_t* HWY_RESTRICT scales,
+                            float* HWY_RESTRICT units) {
+  if constexpr (kTerms == 1 && !kMx) {
+    convert_e4m3_scales(bytes, groups, blocks, stride, scales, units);
+  } else {
+    convert_scales<kMx>(bytes, groups, blocks, stride, scales, units);
+  }
+}
+
+HWY_INLINE void store_wide(std::uint32_t word, std::uint8_t* HWY_RESTRICT out) {
   const DU8 du8;
+  hn::Store(hn::BitCast(du8, hn::Set(DU32(), word)), du8, out);
+}
+
+// Rows of query bytes, broadcast.
+inline void widen_query(int head_dim, const DecodeQuery& query, std::uint8_t* HWY_RESTRICT out) {
   const int work = query.rows * query.terms;
-  for (int b = 0; b < layout::key_column_blocks(head_dim) * 4; ++b) {
+  for (int b = 0; b < layout::key_column_blocks(head_dim) * 4; b += 2) {
     for (int w = 0; w < work; ++w, out += kWideBytes) {
-      hn::Store(
-          hn::BitCast(du8, hn::Set(du16, static_cast<std::uint16_t>(query.bias[b * work + w]))),
-          du8, out);
-      for (int i = 0; i < 4; ++i) {
-        store_wide(static_cast<std::uint32_t>(query.quads[(b * 4 + i) * work + w]),
-                   out + (1 + 2 * i) * kVectorBytes);
+      const auto bias = [&](int i) {
+        return static_cast<std::uint32_t>(query.bias[(b + i) * work + w]);
+      };
+      const auto quad = [&](int i, int q) {
+        return static_cast<std::uint32_t>(query.quads[((b + i) * 4 + q) * work + w]);
+      };
+      store_wide((bias(0) & 0xFFFFU) | bias(1) << 16, out);
+      for (int q = 0; q < 4; ++q) {
+        store_wide((quad(0, q) & 0xFFFFU) | quad(1, q) << 16, out + (1 + 2 * q) * kVectorBytes);
+        store_wide(quad(0, q) >> 16 | (quad(1, q) & 0xFFFF0000U), out + (2 + 2 * q) * kVectorBytes);
       }
     }
   }
 }
 
 // 64 levels of one row and term in kQuad order, with the sums of 8 each: written broadcast, in
-// token order; blocks are `stride` bytes apart.
+// token order; pairs of blocks are `stride` bytes apart.
 HWY_INLINE void widen_levels(const std::uint8_t* HWY_RESTRICT levels,
                              const std::uint64_t* HWY_RESTRICT sums, std::uint8_t* HWY_RESTRICT out,
                              std::int64_t stride) {
-  const DU16 du16;
-  const DU8 du8;
+  const hn::FixedTag<std::uint8_t, 16> du8;
+  const hn::Repartition<std::uint16_t, decltype(du8)> du16;
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half, out += stride) {  // 32 tokens, two row groups
+    const std::uint64_t* HWY_RESTRICT s = sums + 4 * half;
+    const std::uint32_t first = static_cast<std::uint32_t>(s[0] + s[2]);
+    const std::uint32_t second = static_cast<std::uint32_t>(s[1] + s[3]);
+    store_wide((0U - 12U * first) % 65536U | (0U - 12U * second) << 16, out);
+#pragma GCC unroll 2
+    for (int group = 0; group < 2; ++group) {
+      // Four units of four tokens, 8 apart: the first two are of one block, the others of the next.
+      const auto units = hn::BitCast(du16, hn::LoadU(du8, levels + 32 * half + 16 * group));
+      alignas(16) std::uint32_t words[4];
+      hn::Store(
+          hn::BitCast(du8, hn::InterleaveLower(du16, units, hn::ShiftRightBytes<8>(du16, units))),
+          du8, reinterpret_cast<std::uint8_t*>(words));
 #pragma GCC unroll 4
-  for (int b = 0; b < 4; ++b) {  // the block's tokens are 8 ranks each of two row groups
-    const std::uint64_t sum = sums[4 * (b / 2) + b % 2] + sums[4 * (b / 2) + 2 + b % 2];
-    hn::Store(
-        hn::BitCast(du8, hn::Set(du16, static_cast<std::uint16_t>(-12 * static_cast<int>(sum)))),
-        du8, out + b * stride);
-  }
-#pragma GCC unroll 16
-  for (int q = 0; q < 16; ++q) {
-    const int token = quad_token(4 * q);
-    std::uint32_t quad;
-    std::memcpy(&quad, levels + 4 * q, 4);
-    store_wide(quad, out + (token / 16) * stride + (1 + (token % 16) / 2) * kVectorBytes);
+      for (int i = 0; i < 4; ++i) {
+        store_wide(words[i], out + (1 + 2 * group + i % 2 + 4 * (i / 2)) * kVectorBytes);
+      }
+    }
   }
 }
 

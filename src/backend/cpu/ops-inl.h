@@ -56,19 +56,23 @@ HWY_INLINE VI16 mul_pairs(VU8 a, VI8 b) {
 #endif
 }
 
-// The sum of the two int16 of every 32-bit lane (PMADDWD with ones).
-HWY_INLINE VF pair_sum(VI16 v) {
+// a[2i] * b[2i] + a[2i+1] * b[2i+1] as int32 (PMADDWD).
+HWY_INLINE VI32 mul_add_pairs(VI16 a, VI16 b) {
 #if HWY_TARGET == HWY_SSSE3
-  const VI32 sum{_mm_madd_epi16(v.raw, _mm_set1_epi16(1))};
+  return VI32{_mm_madd_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_AVX2
-  const VI32 sum{_mm256_madd_epi16(v.raw, _mm256_set1_epi16(1))};
+  return VI32{_mm256_madd_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_AVX3
-  const VI32 sum{_mm512_madd_epi16(v.raw, _mm512_set1_epi16(1))};
+  return VI32{_mm512_madd_epi16(a.raw, b.raw)};
 #else
-  const VI32 both = hn::BitCast(DI32(), v);
-  const VI32 sum = hn::Add(hn::ShiftRight<16>(both), hn::ShiftRight<16>(hn::ShiftLeft<16>(both)));
+  const DI32 di32;
+  const VI32 a32 = hn::BitCast(di32, a);
+  const VI32 b32 = hn::BitCast(di32, b);
+  const VI32 odd = hn::Mul(hn::ShiftRight<16>(a32), hn::ShiftRight<16>(b32));
+  const VI32 even = hn::Mul(hn::ShiftRight<16>(hn::ShiftLeft<16>(a32)),
+                            hn::ShiftRight<16>(hn::ShiftLeft<16>(b32)));
+  return hn::Add(odd, even);
 #endif
-  return hn::ConvertTo(DF(), sum);
 }
 
 // E4M3 bytes (non-negative) as float times 2^-8: shifted left by 7 they are IEEE halves with the
