@@ -26,11 +26,16 @@ constexpr int quad_token(int i) {
   return 32 * (group / 2) + 8 * (rank / 4) + 4 * (group % 2) + rank % 4;
 }
 
-// levels * 2^t for t <= 0, as the nearest integer. Below t = -40 it is 0 for every number of levels
-// here. One term has 127 levels: a cubic (relative error 7.5e-5, a hundredth of a level) is enough.
-// Two have 16383: degree 5 (7.5e-8, below float's own rounding). Both are minimax on [-0.5, 0.5].
+// Levels of probability 1.
 template <int kTerms>
-HWY_INLINE VI32 exp2_levels(VF t, VF levels) {
+inline constexpr float kLevels = kTerms == 1 ? 127.0F : 127.0F * kTermWeight + 127.0F;
+
+// kLevels * 2^t for t <= 0, as the nearest integer. Below t = -40 it is 0 for every number of
+// levels here. One term has 127 levels: a cubic (relative error 7.5e-5, a hundredth of a level) is
+// enough. Two have 16383: degree 5 (7.5e-8, below float's own rounding). Both are minimax on [-0.5,
+// 0.5].
+template <int kTerms>
+HWY_INLINE VI32 exp2_levels(VF t) {
   const DF df;
   const DI32 di32;
   // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
@@ -40,19 +45,21 @@ HWY_INLINE VI32 exp2_levels(VF t, VF levels) {
   const VF f = hn::Sub(x, hn::Sub(shifted, magic));
   VF p;
   if constexpr (kTerms == 1) {
-    p = hn::MulAdd(hn::Set(df, 0.05517165268F), f, hn::Set(df, 0.2426111209F));
-    p = hn::MulAdd(p, f, hn::Set(df, 0.6932609885F));
-    p = hn::MulAdd(p, f, hn::Set(df, 0.9999280737F));
+    constexpr float kScale = kLevels<1>;
+    p = hn::MulAdd(hn::Set(df, 0.05517165268F * kScale), f, hn::Set(df, 0.2426111209F * kScale));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.6932609885F * kScale));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.9999280737F * kScale));
   } else {
-    p = hn::MulAdd(hn::Set(df, 1.327647012e-3F), f, hn::Set(df, 9.675541319e-3F));
-    p = hn::MulAdd(p, f, hn::Set(df, 0.05550713279F));
-    p = hn::MulAdd(p, f, hn::Set(df, 0.2402211972F));
-    p = hn::MulAdd(p, f, hn::Set(df, 0.6931469671F));
-    p = hn::MulAdd(p, f, hn::Set(df, 1.0F));
+    constexpr float kScale = kLevels<2>;
+    p = hn::MulAdd(hn::Set(df, 1.327647012e-3F * kScale), f, hn::Set(df, 9.675541319e-3F * kScale));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.05550713279F * kScale));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.2402211972F * kScale));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.6931469671F * kScale));
+    p = hn::MulAdd(p, f, hn::Set(df, kScale));
   }
   const VI32 exponent = hn::ShiftLeft<23>(hn::BitCast(di32, shifted));
   const VF power = hn::BitCast(df, hn::Add(hn::BitCast(di32, p), exponent));
-  return hn::NearestInt(hn::Mul(power, levels));
+  return hn::NearestInt(power);
 }
 
 HWY_INLINE void mask_scores(std::uint64_t mask, float* HWY_RESTRICT scores) {
@@ -76,9 +83,6 @@ HWY_INLINE void softcap_scores(float cap, float* HWY_RESTRICT scores) {
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
 inline constexpr int kMaxHeadDim = 256;
-
-template <int kTerms>
-inline constexpr float kLevels = kTerms == 1 ? 127.0F : 127.0F * kTermWeight + 127.0F;
 
 // Row sums of the scores' product -> scores in powers of two, in place; returns their maximum.
 HWY_INLINE float finish_scores(const DecodeContext& context, const DecodeQuery& query,
@@ -113,20 +117,27 @@ template <int kTerms>
 HWY_INLINE void quantize_probabilities(const float* HWY_RESTRICT scores, float top,
                                        std::uint8_t* HWY_RESTRICT levels) {
   const DF df;
-  const DI32 di32;
-  const hn::Rebind<std::uint8_t, DI32> du8;
+  [[maybe_unused]] const DI32 di32;
   // A row that sees nothing of the tile has only -inf: any finite maximum makes them 0.
   const VF maximum = hn::Set(df, top == -std::numeric_limits<float>::infinity() ? 0.0F : top);
-#pragma GCC unroll 2
-  for (int i = 0; i < 64; i += kLanes) {
-    const VI32 level = exp2_levels<kTerms>(hn::Sub(hn::Load(df, scores + i), maximum),
-                                           hn::Set(df, kLevels<kTerms>));
+  for (int i = 0; i < kTileTokens; i += 4 * kLanes) {
+    VI32 level[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const VF score = hn::Load(df, scores + i + j * kLanes);
+      level[j] = exp2_levels<kTerms>(hn::Sub(score, maximum));
+    }
     if constexpr (kTerms == 1) {
-      hn::StoreU(hn::DemoteTo(du8, level), du8, levels + i);
+      store_bytes(level[0], level[1], level[2], level[3], levels + i);
     } else {
-      hn::StoreU(hn::DemoteTo(du8, hn::ShiftRight<7>(level)), du8, levels + i);
-      hn::StoreU(hn::DemoteTo(du8, hn::And(level, hn::Set(di32, kTermWeight - 1))), du8,
-                 levels + 64 + i);
+      VI32 low[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        low[j] = hn::And(level[j], hn::Set(di32, kTermWeight - 1));
+        level[j] = hn::ShiftRight<7>(level[j]);
+      }
+      store_bytes(level[0], level[1], level[2], level[3], levels + i);
+      store_bytes(low[0], low[1], low[2], low[3], levels + kTileTokens + i);
     }
   }
 }
@@ -266,6 +277,8 @@ void decode_tile(const DecodeContext& context, const DecodeQuery& query, const D
   float top[R];
   for (int r = 0; r < R; ++r) {
     top[r] = finish_scores(context, query, tile, r, scores + kTileTokens * r);
+  }
+  for (int r = 0; r < R; ++r) {  // apart from the maxima, whose latencies overlap
     quantize_probabilities<kTerms>(scores + kTileTokens * r, top[r],
                                    levels + kTileTokens * r * kTerms);
   }

@@ -1,8 +1,9 @@
 // Decode attention over the FP4 pages of one KV head for a few query rows: the kernel's arguments.
 //
 // Cost model (docs/design/cpu.md): a tile of 64 tokens costs 2 * 64 * head_dim byte multiply-adds a
-// row and term, 32 (AVX2) or 64 (AVX-512) an instruction, plus one addition each; unpacking a
-// tile's nibbles is shared by the rows. Bytes: tile_bytes a tile.
+// row and term, 32 (AVX2) or 64 (AVX-512) an instruction, plus one addition each and an eighth as
+// many scale multiplications; unpacking a tile's nibbles is shared by the rows. Bytes: tile_bytes a
+// tile.
 #pragma once
 
 #include <cstdint>

@@ -75,6 +75,26 @@ HWY_INLINE VI32 mul_add_pairs(VI16 a, VI16 b) {
 #endif
 }
 
+// Four vectors of integers 0..255 -> bytes at `out`, in order.
+HWY_INLINE void store_bytes(VI32 a, VI32 b, VI32 c, VI32 d, std::uint8_t* HWY_RESTRICT out) {
+#if HWY_TARGET == HWY_SSSE3
+  const __m128i bytes =
+      _mm_packus_epi16(_mm_packs_epi32(a.raw, b.raw), _mm_packs_epi32(c.raw, d.raw));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+#elif HWY_TARGET == HWY_AVX2
+  const __m256i bytes =
+      _mm256_packus_epi16(_mm256_packs_epi32(a.raw, b.raw), _mm256_packs_epi32(c.raw, d.raw));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permutevar8x32_epi32(bytes, order));
+#else
+  const hn::Rebind<std::uint8_t, DI32> du8;
+  hn::StoreU(hn::DemoteTo(du8, a), du8, out);
+  hn::StoreU(hn::DemoteTo(du8, b), du8, out + kLanes);
+  hn::StoreU(hn::DemoteTo(du8, c), du8, out + 2 * kLanes);
+  hn::StoreU(hn::DemoteTo(du8, d), du8, out + 3 * kLanes);
+#endif
+}
+
 // E4M3 bytes (non-negative) as float times 2^-8: shifted left by 7 they are IEEE halves with the
 // exponent bias 15 instead of 7, subnormals included, and the half-to-float conversion handles
 // those whatever the thread's flush-to-zero mode is. 0x7F gives 480: finite, and counted elsewhere.
