@@ -128,6 +128,7 @@ void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group,
                   scratch.query.data());
   scratch.quads.prepare(layer, group.kv_head, scratch.query.data(), count,
                         params_.arithmetic == Arithmetic::kWide ? 2 : 1);
+  scratch.quads.widen(*kernels_.decode, head_dim_);
   const bool mx = layer.geometry.format == Format::kMxfp4;
   DecodeContext context;
   context.format = layer.geometry.format;

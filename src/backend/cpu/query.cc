@@ -124,4 +124,14 @@ void QuadQuery::prepare(const LayerConfig& layer, int kv_head, const float* rows
   query_ = {num_rows, terms, quads_.data(), bias_.data(), scale_, offset_};
 }
 
+void QuadQuery::widen(const DecodeKernels& kernels, int head_dim) {
+  constexpr std::size_t kAlignment = 64;
+  const std::int64_t bytes = kernels.wide_query_bytes(head_dim, query_.rows * query_.terms);
+  wide_.resize(static_cast<std::size_t>(bytes) + kAlignment);
+  const auto address = reinterpret_cast<std::uintptr_t>(wide_.data());
+  std::uint8_t* aligned = wide_.data() + (kAlignment - address % kAlignment) % kAlignment;
+  kernels.widen_query(head_dim, query_, aligned);
+  query_.wide = aligned;
+}
+
 }  // namespace bitdecoding::cpu

@@ -24,11 +24,14 @@ class QuadQuery {
  public:
   // rows: head_dim floats each, sm_scale included. Rotates and shifts as the layer says.
   void prepare(const LayerConfig& layer, int kv_head, const float* rows, int num_rows, int terms);
+  // Adds the form that these kernels read fastest; `prepare` drops it.
+  void widen(const DecodeKernels& kernels, int head_dim);
   const DecodeQuery& query() const { return query_; }
 
  private:
   DecodeQuery query_;
   std::vector<std::int32_t> quads_, bias_;
+  std::vector<std::uint8_t> wide_;
   float scale_[kMaxWork] = {};
   float offset_[kMaxWork] = {};
 };
