@@ -1,0 +1,372 @@
+// What attention promises beyond its numbers: causality, reuse of pages, runs that were cut in
+// other ways, corruption that shows.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "attend/softmax.h"
+#include "attend/visibility.h"
+#include "page/address.h"
+#include "world.h"
+
+namespace bitdecoding::test {
+namespace {
+
+const std::vector<std::int32_t> kPages = {7, 3, 11, 1, 20, 9, 8, 2};
+
+std::vector<float> row_of(const World& w, const StepResult& r, std::int64_t row) {
+  const auto n = static_cast<std::size_t>(w.options.num_q_heads * w.options.head_dim);
+  const auto begin = r.output.begin() + static_cast<std::ptrdiff_t>(n) * row;
+  return {begin, begin + static_cast<std::ptrdiff_t>(n)};
+}
+
+// Outputs of every position of a sequence that is fed in the given chunks.
+std::vector<std::vector<float>> outputs_in_chunks(World& w, int s, std::uint32_t first,
+                                                  const std::vector<std::int64_t>& chunks) {
+  std::vector<std::vector<float>> out;
+  for (const std::int64_t n : chunks) {
+    const StepResult r = w.step({{s, iota_tokens(first, n)}});
+    EXPECT_TRUE(r.status.ok()) << r.status.message();
+    if (!r.status.ok()) return out;
+    for (std::int64_t i = 0; i < n; ++i) out.push_back(row_of(w, r, i));
+    first += static_cast<std::uint32_t>(n);
+  }
+  return out;
+}
+
+constexpr Format kFormats[] = {Format::kBf16, Format::kFp8E4m3, Format::kNvfp4Rows, Format::kNvfp4,
+                               Format::kMxfp4};
+
+TEST(Reproducible, ResultsAreAFunctionOfTheTokens) {
+  std::mt19937 engine(3);
+  for (const Format f : kFormats) {
+    for (const Arithmetic arithmetic : {Arithmetic::kWide, Arithmetic::kFp4}) {
+      if (arithmetic == Arithmetic::kFp4 && !is_tiled(f)) continue;
+      WorldOptions o;
+      o.format = f;
+      o.arithmetic = arithmetic;
+      o.reproducible = true;
+      o.num_kv_heads = 1;
+      o.num_q_heads = 2;
+      World one(o);
+      const auto whole = outputs_in_chunks(one, one.add_sequence(kPages), 0, {180});
+      for (int trial = 0; trial < 4; ++trial) {
+        std::vector<std::int64_t> chunks;
+        for (std::int64_t left = 180; left > 0;) {
+          const std::int64_t n =
+              std::min<std::int64_t>(left, 1 + engine() % (trial % 2 == 0 ? 7 : 60));
+          chunks.push_back(n);
+          left -= n;
+        }
+        World cut(o);
+        ASSERT_EQ(outputs_in_chunks(cut, cut.add_sequence(kPages), 0, chunks), whole);
+        EXPECT_EQ(cut.directory->totals().missing_tokens, 0U);
+      }
+    }
+  }
+}
+
+TEST(Reproducible, PrefixHitsPreemptionAndDraftsChangeNothing) {
+  for (const Format f : {Format::kNvfp4, Format::kMxfp4}) {
+    WorldOptions o;
+    o.format = f;
+    o.reproducible = true;
+    o.num_kv_heads = 1;
+    o.num_q_heads = 2;
+    World clean(o);
+    const auto whole = outputs_in_chunks(clean, clean.add_sequence(kPages), 0, {200});
+    World w(o);
+    const int a = w.add_sequence({0, 1, 2, 3});
+    outputs_in_chunks(w, a, 0, {150});
+    // A prefix hit: two full pages are shared, the rest is computed into other pages.
+    const int b = w.add_sequence({0, 1, 5, 6});
+    w.sequences[static_cast<std::size_t>(b)].tokens = iota_tokens(0, 128);
+    const auto hit = outputs_in_chunks(w, b, 128, {20, 1, 1, 30});
+    for (std::size_t i = 0; i < hit.size(); ++i) ASSERT_EQ(hit[i], whole[128 + i]);
+    // Preempted: its pages go to another sequence, then it is computed again elsewhere.
+    outputs_in_chunks(w, w.add_sequence({6, 5, 7}), 9000, {170});
+    const int c = w.add_sequence({5, 7, 6, 8});
+    const auto again = outputs_in_chunks(w, c, 0, {70, 100});
+    for (std::size_t i = 0; i < again.size(); ++i) ASSERT_EQ(again[i], whole[i]);
+    // Drafts that are rejected over a group and a page edge.
+    const int d = w.add_sequence({9, 10, 11, 12});
+    outputs_in_chunks(w, d, 0, {126});
+    ASSERT_TRUE(w.step({{d, {126, 5001, 5002, 5003, 5004}}}).status.ok());
+    w.reject(d, 4);
+    const auto after = outputs_in_chunks(w, d, 127, {1, 4, 1});
+    for (std::size_t i = 0; i < after.size(); ++i) ASSERT_EQ(after[i], whole[127 + i]);
+    EXPECT_EQ(w.directory->totals().missing_tokens, 0U);
+  }
+}
+
+TEST(Default, DecodeDoesNotDependOnHowThePromptWasCut) {
+  // Decode reads pages and shadow slots alone, so its result is bit-equal; only prefill chunks
+  // differ, where a chunk reads itself unrounded.
+  for (const Format f : kFormats) {
+    WorldOptions o;
+    o.format = f;
+    World a(o);
+    World b(o);
+    const int s = a.add_sequence(kPages);
+    const int t = b.add_sequence(kPages);
+    outputs_in_chunks(a, s, 0, {140});
+    outputs_in_chunks(b, t, 0, {9, 1, 64, 3, 20, 43});
+    for (std::uint32_t i = 140; i < 150; ++i) {
+      ASSERT_EQ(a.step({{s, {i}}}).output, b.step({{t, {i}}}).output);
+    }
+  }
+}
+
+TEST(Causality, NoRowSeesALaterToken) {
+  for (const Format f : kFormats) {
+    for (const std::int64_t query : {std::int64_t{4}, std::int64_t{12}}) {
+      for (const bool reproducible : {false, true}) {
+        WorldOptions o;
+        o.format = f;
+        o.reproducible = reproducible;
+        // Values of rejected or later tokens change V's block scale in pages, so only BF16 or
+        // unblocked sources are free of them; the tail covers the last rows here.
+        World a(o);
+        const int s = a.add_sequence(kPages);
+        outputs_in_chunks(a, s, 0, {100 - query});
+        const auto first = static_cast<std::uint32_t>(100 - query);
+        const StepResult base = a.step({{s, iota_tokens(first, query)}});
+        ASSERT_TRUE(base.status.ok());
+        for (std::int64_t marked = 0; marked < query; ++marked) {
+          World b(o);
+          const int t = b.add_sequence(kPages);
+          outputs_in_chunks(b, t, 0, {100 - query});
+          std::vector<std::uint32_t> tokens = iota_tokens(first, query);
+          tokens[static_cast<std::size_t>(marked)] += 777;
+          const StepResult r = b.step({{t, tokens}});
+          for (std::int64_t row = 0; row < query; ++row) {
+            if (row < marked) {
+              ASSERT_EQ(row_of(b, r, row), row_of(a, base, row));
+            } else {
+              ASSERT_NE(row_of(b, r, row), row_of(a, base, row));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Windows, DroppedPagesAreNeverRead) {
+  for (const Format f : {Format::kNvfp4, Format::kFp8E4m3}) {
+    WorldOptions o;
+    o.format = f;
+    o.sink_tokens = 0;
+    World full(o);
+    World dropped(o);
+    full.params.window_left = dropped.params.window_left = 50;
+    const int s = full.add_sequence(kPages);
+    const int t = dropped.add_sequence(kPages);
+    outputs_in_chunks(full, s, 0, {250});
+    outputs_in_chunks(dropped, t, 0, {250});
+    dropped.sequences[0].pages[0] = -1;
+    dropped.sequences[0].pages[1] = -1;
+    std::memset(dropped.head_bytes(kPages[0], 0), 0x7F,
+                static_cast<std::size_t>(dropped.cache.stride_page));
+    const StepResult a = full.step({{s, {250, 251}}});
+    const StepResult b = dropped.step({{t, {250, 251}}});
+    ASSERT_TRUE(b.status.ok()) << b.status.message();
+    EXPECT_EQ(a.output, b.output);
+    // A wider window needs the page: a sentence, and nothing is read.
+    dropped.params.window_left = -1;
+    const StepResult c = dropped.step({{t, {252}}});
+    EXPECT_EQ(c.status.code(), StatusCode::kOutOfRange);
+    EXPECT_NE(c.status.message().find("block table"), std::string::npos);
+  }
+}
+
+TEST(EmptyRows, AreZeroWithLseMinusInfinity) {
+  WorldOptions o;
+  World w(o);
+  const std::vector<float> sinks(4, 1.0F);
+  w.params.attn_sink = sinks.data();
+  const int s = w.add_sequence(kPages);
+  // Four query rows, one token: what a captured graph replays for a short sequence.
+  ASSERT_TRUE(w.plan_step({{s, {1, 2, 3, 4}, 3}}).ok());
+  w.plan.requests[0].seq_len = 1;
+  w.plan.requests[0].num_pages = 1;
+  w.plan.requests[0].num_spans = 0;
+  w.plan.writes.clear();
+  std::memset(w.head_bytes(kPages[0], 0), 0, static_cast<std::size_t>(w.cache.stride_page));
+  const StepResult r = w.attend();
+  ASSERT_TRUE(r.status.ok()) << r.status.message();
+  const std::vector<float> zero(static_cast<std::size_t>(o.num_q_heads * o.head_dim), 0.0F);
+  for (std::int64_t row = 0; row < 3; ++row) {
+    EXPECT_EQ(row_of(w, r, row), zero);
+    for (int h = 0; h < 4; ++h) {
+      EXPECT_EQ(r.lse[static_cast<std::size_t>(4 * row + h)], -INFINITY);
+    }
+  }
+  for (int h = 0; h < 4; ++h) EXPECT_TRUE(std::isfinite(r.lse[static_cast<std::size_t>(12 + h)]));
+}
+
+TEST(EmptyRows, RowsOfNoRequestAreLeftAlone) {
+  WorldOptions o;
+  World w(o);
+  const int s = w.add_sequence(kPages);
+  ASSERT_TRUE(w.plan_step({{s, iota_tokens(0, 5)}}).ok());
+  ASSERT_TRUE(w.write().ok());
+  w.plan.requests[0].query_begin = 2;
+  w.plan.requests[0].query_len = 2;
+  const StepResult r = w.attend();
+  ASSERT_TRUE(r.status.ok());
+  for (const std::int64_t row : {0, 1, 4}) {
+    for (const float x : row_of(w, r, row)) EXPECT_TRUE(std::isnan(x));
+  }
+  for (const std::int64_t row : {2, 3}) {
+    for (const float x : row_of(w, r, row)) EXPECT_TRUE(std::isfinite(x));
+  }
+}
+
+TEST(Corruption, ABadScaleShowsAndIsCounted) {
+  for (const Format f : {Format::kNvfp4, Format::kMxfp4, Format::kNvfp4Rows}) {
+    for (const Arithmetic arithmetic : {Arithmetic::kWide, Arithmetic::kInt8, Arithmetic::kFp4}) {
+      if (arithmetic == Arithmetic::kFp4 && !is_tiled(f)) continue;
+      WorldOptions o;
+      o.format = f;
+      o.arithmetic = arithmetic;
+      o.tail_tokens = 0;
+      o.sink_tokens = 0;
+      World w(o);
+      const int s = w.add_sequence(kPages);
+      outputs_in_chunks(w, s, 0, {100});
+      const PageGeometry& g = w.layer.geometry;
+      const std::uint8_t bad = f == Format::kMxfp4 ? 0xFF : 0x7F;
+      std::uint8_t* head = w.head_bytes(kPages[0], 1);
+      head[scale_address(g, Side::kKey, 5, 0)] = bad;
+      StepResult r = w.step({{s, {100}}});
+      EXPECT_GT(w.corrupt_scales, 0U);
+      for (int h = 0; h < 4; ++h) {
+        for (int d = 0; d < o.head_dim; ++d) {
+          const float x = r.output[static_cast<std::size_t>(h * o.head_dim + d)];
+          EXPECT_EQ(std::isnan(x), h >= 2) << h;  // the query heads of KV head 1
+        }
+      }
+      // A value scale spoils its own channels alone; a window that ends before it hides it.
+      head[scale_address(g, Side::kKey, 5, 0)] = 0;
+      head[scale_address(g, Side::kValue, 0, 3)] = bad;
+      r = w.step({{s, {101}}});
+      EXPECT_TRUE(std::isnan(r.output[static_cast<std::size_t>(2 * o.head_dim + 3)]));
+      EXPECT_FALSE(std::isnan(r.output[static_cast<std::size_t>(o.head_dim + 3)]));
+      EXPECT_FALSE(std::isnan(r.output[static_cast<std::size_t>(2 * o.head_dim + 63)]));
+      w.corrupt_scales = 0;
+      w.params.window_left = 40;
+      r = w.step({{s, {102}}});
+      EXPECT_EQ(w.corrupt_scales, 0U);
+      for (const float x : r.output) EXPECT_TRUE(std::isfinite(x));
+    }
+  }
+}
+
+TEST(LostRows, AGroupContinuesFromItsOwnCodesAndIsCounted) {
+  WorldOptions o;
+  o.num_slots = 0;
+  World w(o);
+  const int s = w.add_sequence(kPages);
+  for (std::uint32_t t = 0; t < 40; ++t) {
+    const StepResult r = w.step({{s, {t}}});
+    ASSERT_TRUE(r.status.ok()) << r.status.message();
+    for (const float x : r.output) ASSERT_TRUE(std::isfinite(x));
+  }
+  EXPECT_EQ(w.counters.requantized_prefix, 40U - 3U);
+  EXPECT_EQ(w.directory->totals().lost_partial_groups, 40U - 3U);
+  // Repeated quantization costs accuracy, but values stay themselves.
+  std::uint64_t corrupt = 0;
+  double error = 0;
+  double norm = 0;
+  for (int p = 0; p < 40; ++p) {
+    for (int d = 0; d < o.head_dim; ++d) {
+      const float v = w.value_of(static_cast<std::uint32_t>(p), p, 0, d);
+      const float got = read_element(w.layer.geometry, w.head_bytes(kPages[0], 0), Side::kValue, p,
+                                     d, 1.0F, &corrupt);
+      error += (v - got) * (v - got);
+      norm += v * v;
+    }
+  }
+  EXPECT_TRUE(std::sqrt(error / norm) <= 0.25);
+}
+
+TEST(Segments, CoverTheVisibleRangeOnce) {
+  WorldOptions o;
+  for (const bool reproducible : {false, true}) {
+    for (const std::int64_t query : {1, 8, 9, 100}) {
+      o.reproducible = reproducible;
+      World w(o);
+      const int s = w.add_sequence(kPages);
+      ASSERT_TRUE(w.plan_step({{s, iota_tokens(0, 300 - query)}}).ok());
+      ASSERT_TRUE(w.plan_step({{s, iota_tokens(300, query)}}).ok());
+      const RequestPlan& r = w.plan.requests[0];
+      std::vector<Segment> segments;
+      for (std::int64_t i = 0; i < query; ++i) {
+        for (const int window : {-1, 0, 5, 70, 1000}) {
+          const std::int64_t q = query_position(r, i);
+          visible_segments(w.plan.rule, r, q, window, &segments);
+          std::int64_t next = visible_begin(q, window);
+          for (const Segment& seg : segments) {
+            ASSERT_EQ(seg.begin, next);
+            ASSERT_LT(seg.begin, seg.end);
+            next = seg.end;
+          }
+          ASSERT_EQ(next, q + 1);
+        }
+      }
+      visible_segments(w.plan.rule, r, -1, -1, &segments);
+      EXPECT_TRUE(segments.empty());
+    }
+  }
+}
+
+// ---- merge -------------------------------------------------------------------------------------
+
+TEST(Merge, EmptyPartsAreTheIdentity) {
+  constexpr double kEmpty = -INFINITY;
+  const auto none = merge_weights(kEmpty, kEmpty);
+  EXPECT_EQ(none.a, 0.0);
+  EXPECT_EQ(none.b, 0.0);
+  EXPECT_EQ(none.lse, kEmpty);
+  for (const double lse : {-1e4, -3.0, 0.0, 2.5, 1e4}) {
+    const auto left = merge_weights(lse, kEmpty);
+    EXPECT_EQ(left.a, 1.0);
+    EXPECT_EQ(left.b, 0.0);
+    EXPECT_EQ(left.lse, lse);
+    const auto right = merge_weights(kEmpty, lse);
+    EXPECT_EQ(right.b, 1.0);
+    EXPECT_EQ(right.lse, lse);
+  }
+  EXPECT_TRUE(std::isnan(merge_weights<double>(NAN, 1.0).lse));
+  EXPECT_TRUE(std::isnan(merge_weights<double>(1.0, NAN).a));
+}
+
+TEST(Merge, ThreePartsInAnyOrderAndWithAnySubsetEmpty) {
+  const double lses[] = {-1e4, -2.0, 0.5, 3.0, 1e4, -INFINITY};
+  for (const double a : lses) {
+    for (const double b : lses) {
+      for (const double c : lses) {
+        const double x[3] = {1.0, -2.0, 5.0};
+        const double l[3] = {a, b, c};
+        auto merge = [&](int i, int j, int k) {
+          const auto first = merge_weights(l[i], l[j]);
+          const double out = first.a * x[i] + first.b * x[j];
+          const auto second = merge_weights(first.lse, l[k]);
+          return std::pair(second.a * out + second.b * x[k], second.lse);
+        };
+        const auto want = merge(0, 1, 2);
+        for (const auto& order : {std::array{0, 2, 1}, std::array{1, 2, 0}, std::array{2, 1, 0}}) {
+          const auto got = merge(order[0], order[1], order[2]);
+          EXPECT_TRUE(std::fabs(got.first - want.first) <= 1e-12);
+          EXPECT_TRUE(got.second == want.second || std::fabs(got.second - want.second) <= 1e-9);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bitdecoding::test
