@@ -44,10 +44,21 @@ struct Case {
 
 constexpr std::int64_t kGap = 96;  // canary bytes after every head and every page
 
+// N(0, 1) from a table: drawing is most of a test's time otherwise.
+float draw_normal(std::mt19937* random) {
+  static const std::vector<float> table = [] {
+    std::mt19937 source(5);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(8192);
+    for (float& value : values) value = normal(source);
+    return values;
+  }();
+  return table[(*random)() % table.size()];
+}
+
 // One value. Blocks differ by 2^-3 .. 2^3, so that a scale in the wrong place shows.
 float draw(Data data, int block, std::mt19937* random) {
-  std::normal_distribution<float> normal;
-  const float x = normal(*random) * std::ldexp(1.0F, block % 7 - 3);
+  const float x = draw_normal(random) * std::ldexp(1.0F, block % 7 - 3);
   const auto pick = (*random)();
   switch (data) {
     case Data::kPlain:
@@ -296,7 +307,7 @@ TEST_P(CpuWrite, EveryInputTypeAndKindOfData) {
       s.data = data;
       s.key_rule = rules_of(s.format).back();
       s.seed = 200 + static_cast<std::uint32_t>(dtype) * 8 + static_cast<std::uint32_t>(data);
-      expect_equal_writes(s, kChunks);
+      expect_equal_writes(s, {5, 1, 30, 28});
     }
   }
 }
