@@ -1,0 +1,108 @@
+#include "engine/launch.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace bitdecoding::eval {
+namespace {
+
+// Runs a short command to its end; its output is what the file then holds.
+Result<std::string> run_and_read(const Command& command, const std::string& scratch) {
+  Result<std::unique_ptr<ChildProcess>> started = ChildProcess::start(command, scratch);
+  if (!started.ok()) return started.status();
+  const std::unique_ptr<ChildProcess> process = started.take();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+  while (process->running() && std::chrono::steady_clock::now() < end && !interrupted()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  const bool ended = !process->running();
+  process->stop(std::chrono::seconds(2));
+  std::ifstream file(scratch);
+  std::stringstream content;
+  content << file.rdbuf();
+  if (ended && process->how_it_ended() == "exit status 0") return content.str();
+  return Status(StatusCode::kInvalidArgument, fmt::format("{} failed ({}): {}", shell_line(command),
+                                                          process->how_it_ended(), content.str()));
+}
+
+}  // namespace
+
+std::vector<std::string> shared_flags(const ServeSettings& settings, int port) {
+  return {"--host",
+          "127.0.0.1",
+          "--port",
+          std::to_string(port),
+          "--dtype",
+          settings.dtype,
+          "--max-model-len",
+          std::to_string(settings.max_model_len),
+          "--max-num-batched-tokens",
+          std::to_string(settings.chunk_tokens),
+          "--max-num-seqs",
+          std::to_string(settings.max_requests),
+          "--kv-cache-memory-bytes",
+          std::to_string(settings.cache_bytes),
+          "--enforce-eager",
+          "--enable-prompt-tokens-details"};
+}
+
+std::map<std::string, std::string> shared_environment(const ServeSettings& settings) {
+  // vLLM would keep one core for its front end and bind the worker to the others; the front end is
+  // idle while the worker computes, so all cores compute and nothing spins.
+  return {{"VLLM_SERVER_DEV_MODE", "1"},
+          {"VLLM_NO_USAGE_STATS", "1"},
+          {"HF_HUB_OFFLINE", "1"},
+          {"VLLM_CPU_OMP_THREADS_BIND", "nobind"},
+          {"VLLM_CPU_NUM_OF_RESERVED_CPU", "0"},
+          {"OMP_NUM_THREADS", std::to_string(settings.threads)},
+          {"OMP_WAIT_POLICY", "passive"},
+          {"BITDECODING_RECIPE", ""},
+          {"PYTHONUNBUFFERED", "1"}};
+}
+
+Result<Command> serve_command(const ServeSettings& settings, const std::string& mode,
+                              const nlohmann::json& recipe_changes, int port,
+                              const std::string& scratch) {
+  Command ask;
+  ask.argv = {settings.venv + "/bin/python",
+              "-m",
+              "bitdecoding_vllm.engine",
+              mode,
+              "--model",
+              settings.model};
+  if (!recipe_changes.empty()) {
+    ask.argv.emplace_back("--recipe");
+    ask.argv.push_back(recipe_changes.dump());
+  }
+  const Result<std::string> answer = run_and_read(ask, scratch);
+  if (!answer.ok()) return answer.status();
+  const std::size_t begin = answer.value().find('{');
+  const nlohmann::json choice =
+      begin == std::string::npos
+          ? nlohmann::json()
+          : nlohmann::json::parse(answer.value().substr(begin), nullptr, false);
+  if (!choice.is_object() || !choice.contains("serve") || !choice["serve"].is_array()) {
+    return Status(StatusCode::kCorrupt,
+                  fmt::format("{} did not print the words of a serve command, but: {}",
+                              shell_line(ask), answer.value()));
+  }
+  Command command;
+  command.argv = {settings.venv + "/bin/vllm", "serve"};
+  for (const nlohmann::json& word : choice["serve"]) {
+    if (!word.is_string()) {
+      return Status(StatusCode::kCorrupt,
+                    fmt::format("{} printed a word that is no string.", shell_line(ask)));
+    }
+    command.argv.push_back(word.get<std::string>());
+  }
+  const std::vector<std::string> flags = shared_flags(settings, port);
+  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+  command.environment = shared_environment(settings);
+  return command;
+}
+
+}  // namespace bitdecoding::eval

@@ -1,0 +1,8 @@
+# The tests of the evaluation programs; they need no vLLM.
+if(BITDECODING_BUILD_EVAL)
+  foreach(room score report tasks engine)
+    bitdecoding_test(eval_${room}_test LABELS unit)
+    target_link_libraries(eval_${room}_test PRIVATE bitdecoding_eval)
+  endforeach()
+  target_link_libraries(eval_engine_test PRIVATE PkgConfig::HTTPLIB)
+endif()
