@@ -45,8 +45,12 @@ def advise_huge_pages(tensor):
         raise OSError(ctypes.get_errno(), "madvise(MADV_HUGEPAGE) failed; the kernel may be without huge pages")
 
 
-def make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=128, seed=0, huge_pages=False):
-    """Random pages in a shuffled order, written by vLLM, and the arguments of one decode call."""
+def make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=128, seed=0, huge_pages=False,
+                query_tokens=1):  # fmt: skip
+    """Random pages in a shuffled order, written by vLLM, and the arguments of one call.
+
+    The newest `query_tokens` of the `context` tokens attend: 1 is a decode step, more are a prefilled chunk.
+    """
     if context % page_size:
         raise ValueError(f"context {context} is not a multiple of the page size {page_size}; choose one that is.")
     ops, get_isa = _vllm()
@@ -64,8 +68,8 @@ def make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=12
         value = torch.randn((page_size, kv_heads, head_dim), generator=gen).to(dtype)
         slots = torch.arange(page * page_size, (page + 1) * page_size, dtype=torch.int64)
         ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, isa)
-    query = torch.randn((batch, q_heads, head_dim), generator=gen).to(dtype)
-    query_start_loc = torch.arange(batch + 1, dtype=torch.int32)
+    query = torch.randn((batch * query_tokens, q_heads, head_dim), generator=gen).to(dtype)
+    query_start_loc = torch.arange(batch + 1, dtype=torch.int32) * query_tokens
     seq_lens = torch.full((batch,), context, dtype=torch.int32)
     metadata = ops.cpu_attn_get_scheduler_metadata(
         num_reqs=batch, num_heads=q_heads, num_kv_heads=kv_heads, head_dim=head_dim, seq_lens=seq_lens,
@@ -80,19 +84,48 @@ def make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=12
 
 def make_decode(batch, context, q_heads, kv_heads, head_dim, dtype, page_size=128, huge_pages=False):
     """A function of no arguments that runs vLLM's decode attention once and returns its output."""
-    ops, args = make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size, huge_pages=huge_pages)
+    return make_attend(batch, context, 1, q_heads, kv_heads, head_dim, dtype, page_size, huge_pages)
 
-    def decode():
+
+def make_attend(batch, context, query_tokens, q_heads, kv_heads, head_dim, dtype, page_size=128, huge_pages=False):
+    """The same for a chunk: the newest `query_tokens` of `context` tokens attend, causally."""
+    ops, args = make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size, huge_pages=huge_pages,
+                            query_tokens=query_tokens)  # fmt: skip
+
+    def attend():
         ops.cpu_attention_with_kv_cache(**args)
         return args["output"]
 
-    return decode
+    return attend
 
 
-def check(dtype, page_size=128):
+def make_write(batch, context, tokens, q_heads, kv_heads, head_dim, dtype, page_size=128):
+    """A function of no arguments that stores `tokens` new rows of K and V a sequence behind `context` others."""
+    ops, get_isa = _vllm()
+    gen = torch.Generator().manual_seed(0)
+    isa = get_isa(dtype, page_size, head_dim, "auto")
+    pages = -(-(context + tokens) // page_size)
+    table = torch.randperm(batch * pages, generator=gen).view(batch, pages)
+    cache = torch.zeros((batch * pages, kv_heads, page_size * 2, head_dim), dtype=dtype)
+    key_cache, value_cache = cache.chunk(2, dim=2)
+    positions = torch.arange(context, context + tokens)
+    slots = (table[:, positions // page_size] * page_size + positions % page_size).flatten()
+    key, value = (torch.randn((batch * tokens, kv_heads, head_dim), generator=gen).to(dtype) for _ in range(2))
+
+    def write():
+        ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, isa)
+
+    write()
+    if not cache.count_nonzero() >= 0.99 * 2 * key.numel():
+        raise SystemExit("vLLM's writer left rows of the cache at zero.")
+    return write
+
+
+def check(dtype, page_size=128, query_tokens=1):
     """The timed op against attention written out in float64: a wrong set-up must not pass as a time."""
     batch, context, q_heads, kv_heads, head_dim = 2, 4 * page_size, 6, 2, 64
-    ops, args = make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size, seed=1)
+    ops, args = make_inputs(batch, context, q_heads, kv_heads, head_dim, dtype, page_size, seed=1,
+                            query_tokens=query_tokens)  # fmt: skip
     ops.cpu_attention_with_kv_cache(**args)
     # The same random stream again; the pages themselves are laid out for the instruction set.
     gen = torch.Generator().manual_seed(1)
@@ -103,8 +136,11 @@ def check(dtype, page_size=128):
         values.append(torch.randn((page_size, kv_heads, head_dim), generator=gen).to(dtype).double())
     key = torch.cat(keys).view(batch, context, kv_heads, head_dim).repeat_interleave(q_heads // kv_heads, 2)
     value = torch.cat(values).view(batch, context, kv_heads, head_dim).repeat_interleave(q_heads // kv_heads, 2)
-    scores = torch.einsum("bhd,bthd->bht", args["query"].double(), key) * args["scale"]
-    wanted = torch.einsum("bht,bthd->bhd", scores.softmax(-1), value)
+    query = args["query"].double().view(batch, query_tokens, q_heads, head_dim)
+    scores = torch.einsum("bqhd,bthd->bqht", query, key) * args["scale"]
+    newest = torch.arange(context - query_tokens, context).view(-1, 1, 1)
+    scores = scores.masked_fill(torch.arange(context) > newest, float("-inf"))
+    wanted = torch.einsum("bqht,bthd->bqhd", scores.softmax(-1), value).flatten(0, 1)
     error = ((args["output"].double() - wanted).norm() / wanted.norm()).item()
     limit = 2e-2 if dtype == torch.bfloat16 else 1e-5
     if not error <= limit:

@@ -1,0 +1,32 @@
+// Large buffers on huge pages, and how fast this machine reads them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "bitdecoding/status.h"
+
+namespace bitdecoding::cli {
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+template <class T>
+using HugeArray = std::unique_ptr<T[], Free>;
+
+// Zeroed bytes, aligned to 2 MiB and advised to huge pages before they are touched. Null when
+// there is no memory.
+void* allocate_huge(std::size_t bytes);
+
+struct ReadCeiling {
+  double best_gbps = 0;
+  double median_gbps = 0;
+};
+
+// Sums a buffer larger than any cache with `threads` threads, several times.
+Result<ReadCeiling> measure_read_ceiling(int threads);
+
+}  // namespace bitdecoding::cli
