@@ -21,9 +21,10 @@ using HugeArray = std::unique_ptr<T[], Free>;
 // there is no memory.
 void* allocate_huge(std::size_t bytes);
 
+// On a machine shared with others a wall clock also counts the neighbours; CPU time does not.
 struct ReadCeiling {
-  double best_gbps = 0;
-  double median_gbps = 0;
+  double gbps = 0;      // the best pass
+  double cpu_gbps = 0;  // bytes by the CPU time of the slowest thread, the best pass
 };
 
 // Sums a buffer larger than any cache with `threads` threads, several times.

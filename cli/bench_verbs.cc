@@ -47,17 +47,22 @@ Json describe(const char* verb, Scene* scene, const BenchOptions& o) {
   return row;
 }
 
-Status add_ceiling(const BenchOptions& o, const ReadCeiling& before, double us, std::int64_t bytes,
-                   Json* row) {
+Status add_ceiling(const BenchOptions& o, const ReadCeiling& before, const Timing& timing,
+                   std::int64_t bytes, Json* row) {
   // Measured before and after the bench: the better one, since neighbours take bandwidth away.
   Result<ReadCeiling> after = measure_read_ceiling(o.threads);
   if (!after.ok()) return after.status();
-  const double ceiling = std::max(before.best_gbps, after.value().best_gbps);
-  const double gbps = static_cast<double>(bytes) / us / 1e3;
+  const double ceiling = std::max(before.gbps, after.value().gbps);
+  const double cpu_ceiling = std::max(before.cpu_gbps, after.value().cpu_gbps);
+  const double gbps = static_cast<double>(bytes) / timing.us_median / 1e3;
+  const double cpu_gbps = static_cast<double>(bytes) * o.threads / timing.us_cpu_median / 1e3;
   (*row)["bytes"] = bytes;
   (*row)["read_gbps"] = round_to(gbps, 3);
   (*row)["ceiling_gbps"] = round_to(ceiling, 3);
   (*row)["share_of_ceiling"] = round_to(gbps / ceiling, 4);
+  (*row)["cpu_read_gbps"] = round_to(cpu_gbps, 3);
+  (*row)["cpu_ceiling_gbps"] = round_to(cpu_ceiling, 3);
+  (*row)["cpu_share_of_ceiling"] = round_to(cpu_gbps / cpu_ceiling, 4);
   return {};
 }
 
@@ -142,8 +147,7 @@ Result<Json> bench_decode(const BenchOptions& options) {
     row = describe("decode", &scene, options);
     add_timing(timing.value(), &row);
     const std::int64_t bytes = bytes_read(scene);
-    if (Status s = add_ceiling(o, ceiling.value(), timing.value().us_median, bytes, &row);
-        !s.ok()) {
+    if (Status s = add_ceiling(o, ceiling.value(), timing.value(), bytes, &row); !s.ok()) {
       return s;
     }
     if (Status s = add_error(&scene, &row); !s.ok()) return s;
