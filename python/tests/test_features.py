@@ -3,7 +3,8 @@
 import pytest
 from helpers import assert_same_up_to_ties, generate, layers, metric, rpc, solo
 
-RECIPE = {"key_shift": False, "reproducible": True}
+# The arithmetic with the least rounding of its own, so that texts can be compared closely.
+RECIPE = {"key_shift": False, "reproducible": True, "arithmetic": "wide"}
 
 
 def test_preemption_and_odd_chunks(engine, long_text):
@@ -30,20 +31,6 @@ def test_preemption_and_odd_chunks(engine, long_text):
         (again,) = solo(llm, [ids[:333]])
         assert chunked.outputs[0].token_ids == again.outputs[0].token_ids
         assert rpc(llm, "bitdecoding_counters")["corrupt_scales"] == 0
-
-
-def test_ngram_speculation(engine):
-    text = "one two three four five six seven eight nine ten. " * 6
-    arguments = {"max_model_len": 512, "max_num_batched_tokens": 128}
-    with engine("bitdecoding-nvfp4", RECIPE, **arguments) as llm:
-        (plain,) = generate(llm, [text], max_tokens=32)
-    drafter = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
-    with engine("bitdecoding-nvfp4", RECIPE, speculative_config=drafter, **arguments) as llm:
-        (drafted,) = generate(llm, [text], max_tokens=32)
-        assert metric(llm, "vllm:spec_decode_num_drafts") > 0
-        assert metric(llm, "vllm:spec_decode_num_accepted_tokens") > 0
-        assert rpc(llm, "bitdecoding_counters")["lost_partial_groups"] == 0
-    assert_same_up_to_ties(plain, drafted)
 
 
 def test_skipped_layers_are_vllms_own(engine):
