@@ -1,0 +1,17 @@
+#include "commands.h"
+
+namespace bitdecoding::cli {
+
+const std::vector<AddCommand>& commands() {
+  static const std::vector<AddCommand> list = {
+      add_doctor,   //
+      add_serve,    //
+      add_inspect,  //
+      add_recipe,   //
+      add_version,  //
+      add_completion,
+  };
+  return list;
+}
+
+}  // namespace bitdecoding::cli
