@@ -55,14 +55,14 @@ int affinity_count() {
   return 0;
 }
 
-bool exists(const fs::path& path) {
+bool path_exists(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
 }
 
 std::string python_in(const fs::path& environment) {
   const fs::path python = environment / "bin" / "python";
-  return exists(python) ? python.string() : std::string();
+  return path_exists(python) ? python.string() : std::string();
 }
 
 std::string python_on_path() {
@@ -76,9 +76,9 @@ std::string python_on_path() {
 }
 
 std::string find_python(const std::string& wanted) {
-  if (!wanted.empty()) return exists(wanted) ? wanted : std::string();
+  if (!wanted.empty()) return path_exists(wanted) ? wanted : std::string();
   if (const char* named = std::getenv("BITDECODING_PYTHON"); named != nullptr && *named != '\0') {
-    return exists(named) ? named : std::string();
+    return path_exists(named) ? named : std::string();
   }
   if (const char* env = std::getenv("VIRTUAL_ENV"); env != nullptr && *env != '\0') {
     if (std::string python = python_in(env); !python.empty()) return python;
@@ -108,7 +108,7 @@ std::string version_in(const std::string& folder, const std::string& distributio
 
 void scan_site_packages(const fs::path& folder, PythonFacts* facts) {
   std::error_code error;
-  const bool package = exists(folder / "vllm" / "__init__.py");
+  const bool package = path_exists(folder / "vllm" / "__init__.py");
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     const std::string plain = package ? version_in(name, "vllm") : "";
@@ -158,7 +158,7 @@ std::string huge_page_setting() {
 
 std::string cuda_device() {
   for (const char* path : {"/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"}) {
-    if (exists(path)) return path;
+    if (path_exists(path)) return path;
   }
   return {};
 }

@@ -49,7 +49,7 @@ bool is_folder(const std::string& path) {
   return fs::is_directory(path, ignored);
 }
 
-bool exists(const fs::path& path) {
+bool path_exists(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
 }
@@ -62,7 +62,7 @@ std::string absolute(const std::string& path) {
 
 Status check_model(const std::string& model) {
   if (is_folder(model)) {
-    if (exists(fs::path(model) / "config.json")) return {};
+    if (path_exists(fs::path(model) / "config.json")) return {};
     return {StatusCode::kNotFound,
             fmt::format("the folder '{}' holds no config.json; expected a model in Hugging Face's "
                         "layout",
@@ -107,7 +107,7 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
   const bool wants_file = recipe->key_shift && recipe->key_shift_file.empty();
   if (wants_file && recipe->calibrate_file.empty()) {
     const fs::path beside = fs::path(options.model) / "key_shift.safetensors";
-    if (is_folder(options.model) && exists(beside)) {
+    if (is_folder(options.model) && path_exists(beside)) {
       recipe->key_shift_file = absolute(beside.string());
       notes->push_back("key means from " + recipe->key_shift_file);
     } else {
@@ -141,7 +141,7 @@ void add_program(const ServeOptions& options, const PythonFacts& python,
   const fs::path command = fs::path(python.python).parent_path() / "vllm";
   if (python.python.empty()) {
     *argv = {"vllm", "serve", options.model};
-  } else if (python.vllm_command && exists(command)) {
+  } else if (python.vllm_command && path_exists(command)) {
     *argv = {command.string(), "serve", options.model};
   } else {
     *argv = {python.python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model};

@@ -13,3 +13,20 @@ add_test(NAME capi_symbols COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DLIBRARY=$
   -DHEADER=${CMAKE_SOURCE_DIR}/include/bitdecoding/bitdecoding.h
   -P ${CMAKE_CURRENT_SOURCE_DIR}/capi_symbols.cmake)
 set_tests_properties(capi_c_test.reference capi_symbols PROPERTIES LABELS unit)
+
+# A consumer of the installed tree. With a sanitizer the library only loads into programs that have
+# it too.
+if(NOT BITDECODING_SANITIZE)
+  add_test(NAME consumer COMMAND ${CMAKE_COMMAND} -DBUILD_DIR=${CMAKE_BINARY_DIR}
+    -DSOURCE_DIR=${CMAKE_CURRENT_SOURCE_DIR}/consumer -DWORK_DIR=${CMAKE_BINARY_DIR}/consumer
+    -DLIBDIR=${CMAKE_INSTALL_LIBDIR} -DCXX=${CMAKE_CXX_COMPILER}
+    -P ${CMAKE_CURRENT_SOURCE_DIR}/consumer/run.cmake)
+  set_tests_properties(consumer PROPERTIES LABELS package)
+endif()
+
+if(BITDECODING_BUILD_CLI)
+  bitdecoding_test(cli_program_test LABELS unit)
+  target_compile_definitions(cli_program_test PRIVATE
+    BITDECODING_PROGRAM="$<TARGET_FILE:bitdecoding_program>")
+  add_dependencies(cli_program_test bitdecoding_program)
+endif()
