@@ -23,7 +23,7 @@ std::vector<std::string> words_of(const CLI::App* app) {
   std::vector<std::string> words;
   for (const CLI::App* child : children(app)) words.push_back(child->get_name());
   for (const CLI::Option* option : app->get_options()) {
-    for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
+    for (const std::string& name : option->get_lnames()) words.push_back(fmt::format("--{}", name));
   }
   return words;
 }
@@ -38,7 +38,7 @@ void bash_cases(const CLI::App* app, const std::string& path, std::string* text)
 void bash_paths(const CLI::App* app, const std::string& path, std::vector<std::string>* paths) {
   for (const CLI::App* child : children(app)) {
     const std::string next = path.empty() ? child->get_name() : path + " " + child->get_name();
-    paths->push_back("'" + next + "'");
+    paths->push_back(fmt::format("'{}'", next));
     bash_paths(child, next, paths);
   }
 }
@@ -65,12 +65,13 @@ std::string bash_script(const CLI::App* app) {
 }
 
 std::string fish_quoted(const std::string& text) {
-  std::string quoted = "'";
+  std::string quoted(1, '\'');
   for (const char c : text) {
     if (c == '\'' || c == '\\') quoted += '\\';
     quoted += c;
   }
-  return quoted + "'";
+  quoted += '\'';
+  return quoted;
 }
 
 void fish_lines(const CLI::App* app, const std::string& condition, std::string* text) {

@@ -28,7 +28,8 @@ std::vector<std::string> subcommand_names(const CLI::App& app) {
 
 void add_flags(const CLI::App& app, std::vector<std::string>* flags) {
   for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) flags->push_back("--" + name);
+    for (const std::string& name : option->get_lnames())
+      flags->push_back(fmt::format("--{}", name));
   }
 }
 

@@ -173,9 +173,16 @@ std::string quoted(const std::string& word) {
   constexpr std::string_view kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,/:@%";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
-  return text + "'";
+  std::string text(1, '\'');
+  for (const char c : word) {
+    if (c == '\'') {
+      text += "'\\''";
+    } else {
+      text += c;
+    }
+  }
+  text += '\'';
+  return text;
 }
 
 }  // namespace
@@ -215,13 +222,11 @@ Result<ServeCommand> make_serve_command(const ServeOptions& options, const Pytho
 }
 
 std::string shell_line(const ServeCommand& command) {
-  std::string line;
+  std::string line = "env -u BITDECODING_RECIPE";
   if (!command.recipe_json.empty()) {
-    line = "BITDECODING_RECIPE=" + quoted(command.recipe_json);
-  } else {
-    line = "env -u BITDECODING_RECIPE";
+    line = fmt::format("BITDECODING_RECIPE={}", quoted(command.recipe_json));
   }
-  for (const std::string& word : command.argv) line += " " + quoted(word);
+  for (const std::string& word : command.argv) line += fmt::format(" {}", quoted(word));
   return line;
 }
 

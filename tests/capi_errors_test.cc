@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -552,6 +553,51 @@ TEST_F(CapiCalibration, ARankSavesItsHeadsUnderAnotherName) {
   EXPECT_EQ(part.metadata.at("total_kv_heads"), "8");
 }
 
+TEST_F(CapiCalibration, TauIsFoundSavedAndTaken) {
+  nlohmann::json recipe = {{"calibrate_file", path_},
+                           {"probability_tau", "calibrate"},
+                           {"probability_c", 1},
+                           {"sink_tokens", 0},
+                           {"tail_tokens", 0}};
+  {
+    const Runtime runtime(recipe.dump().c_str());
+    ASSERT_EQ(runtime.status, BD_OK) << runtime.error;
+    bd_layer_options options = layer_options();
+    options.num_layers = 1;
+    Engine engine(runtime.handle, options);
+    for (std::size_t i = 0; i < engine.query.size(); ++i) {
+      engine.query[i] = std::cos(2.1F * static_cast<float>(i));
+    }
+    ASSERT_EQ(engine.build(200, 200), BD_OK);
+    bd_write_params write = engine.write_params(200);
+    ASSERT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+    bd_attend_params attend = engine.attend_params(200);
+    ASSERT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+    ASSERT_EQ(bd_calibration_save(runtime.handle, nullptr, nullptr), BD_OK) << bd_last_error();
+  }
+  const KeyShift sidecar = load_key_shift(path_).take();
+  // 200 tokens: 12 blocks lie before the incomplete group.
+  EXPECT_EQ(sidecar.metadata.at("probability_blocks"), "12");
+  recipe.erase("calibrate_file");
+  recipe["key_shift_file"] = path_;
+  const Runtime taken(recipe.dump().c_str());
+  ASSERT_EQ(taken.status, BD_OK) << taken.error;
+  EXPECT_EQ(bd_runtime_recipe_value(taken.handle, "probability_tau") != nullptr
+                ? std::stof(bd_runtime_recipe_value(taken.handle, "probability_tau"))
+                : -1.0F,
+            std::stof(sidecar.metadata.at("probability_tau")));
+  recipe["probability_c"] = 8;
+  const Runtime other(recipe.dump().c_str());
+  EXPECT_EQ(other.status, BD_INVALID_ARGUMENT);
+  EXPECT_HAS(other.error, "calibrate again");
+  KeyShift plain = sidecar;
+  plain.metadata.erase("probability_tau");
+  ASSERT_TRUE(save_key_shift(plain, path_).ok());
+  const Runtime without(recipe.dump().c_str());
+  EXPECT_EQ(without.status, BD_INVALID_ARGUMENT);
+  EXPECT_HAS(without.error, "holds no calibrated tau");
+}
+
 TEST_F(CapiCalibration, KeyMeansImproveShiftedKeys) {
   KeyShift sidecar;
   sidecar.num_layers = 2;
@@ -584,16 +630,16 @@ TEST_F(CapiCalibration, KeyMeansImproveShiftedKeys) {
     const Runtime runtime(json.dump().c_str());
     ASSERT_EQ(runtime.status, BD_OK) << runtime.error;
     Engine engine(runtime.handle);
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
     for (std::size_t i = 0; i < engine.rows.size(); ++i) {
-      engine.rows[i] = std::sin(12.9898F * static_cast<float>(i % 9973)) * 2.0F;
-      if (i % kDim == 5) engine.rows[i] += 100.0F;
+      engine.rows[i] = normal(random) + (i % kDim == 5 ? 100.0F : 0.0F);
     }
     for (std::size_t i = 0; i < engine.query.size(); ++i) {
-      engine.query[i] = i % kDim == 5 ? 0.0F : std::cos(7.233F * static_cast<float>(i));
+      engine.query[i] = i % kDim == 5 ? 0.0F : normal(random);
     }
     std::vector<float> values(engine.rows.size());
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = std::sin(3.1F * static_cast<float>(i));
+    for (float& v : values) v = normal(random);
     ASSERT_EQ(engine.build(200, 200), BD_OK);
     bd_write_params write = engine.write_params(200);
     write.value = Engine::tensor(values.data(), kHeads);

@@ -95,8 +95,8 @@ class TauCalibrator {
   // `c` multiplies probabilities before they are quantized, as in the recipe.
   explicit TauCalibrator(float c) : c_(c) {}
 
-  // One row of softmax probabilities over consecutive tokens, in blocks of 16; the last may be
-  // short. NaN and negative values count as zero.
+  // One row of weights exp(score - maximum) over consecutive tokens that begin a block of 16; the
+  // last block may be short. NaN and negative values count as zero.
   void add_row(const float* probabilities, std::int64_t n);
   TauChoice choose() const;
 

@@ -52,6 +52,12 @@ Result<KeyShift> collect(const RuntimeState& runtime, std::uint64_t* tokens) {
   sidecar.metadata["skipped_rows"] = std::to_string(accumulator.skipped_rows());
   sidecar.metadata["outlier_channels"] = std::to_string(accumulator.outliers().size());
   sidecar.metadata["library"] = BITDECODING_VERSION;
+  if (runtime.recipe.tau_calibrate) {
+    const TauChoice choice = runtime.tau.choose();
+    sidecar.metadata["probability_tau"] = fmt::format("{}", choice.tau);
+    sidecar.metadata["probability_c"] = fmt::format("{}", runtime.recipe.probability_c);
+    sidecar.metadata["probability_blocks"] = std::to_string(choice.blocks);
+  }
   if (!runtime.model.empty()) sidecar.metadata["model"] = runtime.model;
   return sidecar;
 }

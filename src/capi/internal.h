@@ -88,12 +88,18 @@ struct RuntimeState {
   std::set<int> calibrated_layers;
   int first_kv_head = 0;  // of this rank
   int num_kv_heads = 0;
+  TauCalibrator tau{8.0F};  // with the recipe's c
+  std::uint64_t attend_calls = 0;
 
   ShadowRule shadow_rule(const PageGeometry& geometry) const;
 };
 
 // Accumulators for a layer of a runtime that calibrates; all layers must agree on the shape.
 Status prepare_calibration(RuntimeState* runtime, const bd_layer_options& options);
+// Feeds the calibrator of tau from some of the calls to bd_attend, while tau is being calibrated.
+Status observe_probabilities(const AttendParams& params, RuntimeState* runtime);
+// Takes tau from the sidecar when the recipe leaves it to calibration.
+Status take_calibrated_tau(RuntimeState* runtime);
 
 }  // namespace bitdecoding::capi
 

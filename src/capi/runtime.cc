@@ -77,7 +77,9 @@ Status create(const bd_runtime_options& options, bd_runtime** runtime) {
     Result<KeyShift> sidecar = load_key_shift(state->recipe.key_shift_file);
     if (!sidecar.ok()) return sidecar.status();
     state->key_shift = sidecar.take();
+    if (Status s = take_calibrated_tau(state.get()); !s.ok()) return s;
   }
+  state->tau = TauCalibrator(state->recipe.probability_c);
   BackendOptions backend_options;
   backend_options.num_threads = options.num_threads;
   if (options.isa != nullptr) backend_options.isa = options.isa;

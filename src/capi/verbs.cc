@@ -195,7 +195,8 @@ Status attend(const bd_attend_params& p) {
   params.probability_c = recipe.probability_c;
   params.probability_tau = recipe.probability_tau;
   params.corrupt_scales = &layer.runtime->corrupt_scales;
-  return layer.runtime->backend->attend(params);
+  if (Status s = layer.runtime->backend->attend(params); !s.ok()) return s;
+  return observe_probabilities(params, layer.runtime.get());
 }
 
 }  // namespace

@@ -78,10 +78,12 @@ Status check_arithmetic(const Recipe& recipe) {
                     "an FP4 format (nvfp4, mxfp4 or nvfp4_rows), or arithmetic wide",
                     format_name(recipe.format)));
   }
-  if (recipe.tau_calibrate && recipe.calibrate_file.empty()) {
+  const bool from_sidecar = recipe.key_shift && !recipe.key_shift_file.empty();
+  if (recipe.tau_calibrate && recipe.calibrate_file.empty() && !from_sidecar) {
     return invalid(
         "probability_tau is still \"calibrate\", which cannot be served; set calibrate_file to "
-        "find it, or give a number (0.0205078125 is a good start, 0 switches the rule off)");
+        "find it, key_shift_file to take it from a sidecar that has it, or give a number "
+        "(0.0205078125 is a good start, 0 switches the rule off)");
   }
   return {};
 }
