@@ -27,13 +27,13 @@ namespace fs = std::filesystem;
   EXPECT_NE(std::string(text).find(part), std::string::npos) \
       << "\"" << (text) << "\" lacks \"" << (part) << "\""
 
-struct Run {
+struct Outcome {
   int code = -1;
   std::string out;  // standard output and error together
 };
 
-Run shell(const std::string& line) {
-  Run run;
+Outcome shell(const std::string& line) {
+  Outcome run;
   FILE* pipe = ::popen(line.c_str(), "r");
   if (pipe == nullptr) return run;
   std::array<char, 4096> buffer{};
@@ -46,12 +46,12 @@ Run shell(const std::string& line) {
   return run;
 }
 
-Run program(const std::string& arguments) {
+Outcome program(const std::string& arguments) {
   return shell(std::string(BITDECODING_PROGRAM) + " " + arguments + " 2>&1");
 }
 
 nlohmann::json json_of(const std::string& arguments, int code = 0) {
-  const Run run = shell(std::string(BITDECODING_PROGRAM) + " " + arguments + " 2>/dev/null");
+  const Outcome run = shell(std::string(BITDECODING_PROGRAM) + " " + arguments + " 2>/dev/null");
   EXPECT_EQ(run.code, code) << run.out;
   nlohmann::json json = nlohmann::json::parse(run.out, nullptr, false);
   EXPECT_FALSE(json.is_discarded()) << run.out;
@@ -105,11 +105,11 @@ std::string after(const std::vector<std::string>& argv, const std::string& flag)
 // ---- usage -------------------------------------------------------------------------------------
 
 TEST_F(Cli, HelpNamesTheSubcommandsAndExitCodes) {
-  const Run run = program("--help");
+  const Outcome run = program("--help");
   EXPECT_EQ(run.code, 0);
   for (const char* name : {"doctor", "serve", "inspect", "recipe", "version", "completion"}) {
     EXPECT_HAS(run.out, name);
-    const Run help = program(std::string(name) + " --help");
+    const Outcome help = program(std::string(name) + " --help");
     EXPECT_EQ(help.code, 0) << name;
     EXPECT_HAS(help.out, name);
   }
@@ -130,7 +130,7 @@ TEST_F(Cli, WrongUsageSuggestsAndExitsWith64) {
       {"completion bsh", "did you mean 'bash'?"},
   };
   for (const auto& [arguments, part] : wrong) {
-    const Run run = program(arguments);
+    const Outcome run = program(arguments);
     EXPECT_EQ(run.code, 64) << arguments << "\n" << run.out;
     EXPECT_HAS(run.out, part);
   }
@@ -139,7 +139,8 @@ TEST_F(Cli, WrongUsageSuggestsAndExitsWith64) {
 TEST_F(Cli, NoColoursInAPipe) { EXPECT_EQ(program("doctor").out.find('\x1b'), std::string::npos); }
 
 TEST_F(Cli, AFullDiskIsAnError) {
-  const Run run = shell(std::string(BITDECODING_PROGRAM) + " recipe explain bf16 2>&1 >/dev/full");
+  const Outcome run =
+      shell(std::string(BITDECODING_PROGRAM) + " recipe explain bf16 2>&1 >/dev/full");
   EXPECT_EQ(run.code, 6);
   EXPECT_HAS(run.out, "could not be written");
 }
@@ -166,11 +167,11 @@ TEST_F(Cli, RecipeErrorsHaveTheirStatusCode) {
   EXPECT_EQ(program("recipe print turboquant-4bit-nc").code, 3);
   EXPECT_EQ(program("recipe check " + path("none.json")).code, 4);
   write("r.json", R"({"mode": "bitdecoding-nvfp4", "key_shift_file": "none.safetensors"})");
-  const Run sidecar = program("recipe check " + path("r.json"));
+  const Outcome sidecar = program("recipe check " + path("r.json"));
   EXPECT_EQ(sidecar.code, 4);
   EXPECT_HAS(sidecar.out, path("none.safetensors"));
   write("r.json", R"({"sink_tokns": 16})");
-  const Run run = program("recipe check " + path("r.json"));
+  const Outcome run = program("recipe check " + path("r.json"));
   EXPECT_EQ(run.code, 1);
   EXPECT_HAS(run.out, "did you mean 'sink_tokens'?");
   const nlohmann::json json = json_of("recipe check --json " + path("r.json"), 1);
@@ -182,7 +183,7 @@ TEST_F(Cli, RecipeExplainsModesAndFiles) {
   EXPECT_HAS(program("recipe explain bitdecoding-nvfp4").out, "four_six");
   write("r.json", R"({"key_shift": false, "sink_tokens": 48})");
   EXPECT_HAS(program("recipe explain " + path("r.json")).out, "48");
-  const Run run = program("recipe explain bitdecoding-nvpf4");
+  const Outcome run = program("recipe explain bitdecoding-nvpf4");
   EXPECT_EQ(run.code, 1);
   EXPECT_HAS(run.out, "did you mean 'bitdecoding-nvfp4'?");
 }
@@ -223,7 +224,7 @@ TEST_F(Cli, ServePassesFurtherFlagsOn) {
   EXPECT_EQ(after(argv, "--block-size"), "(absent)");
   EXPECT_EQ(argv[argv.size() - 3], "--block-size=64");
   for (const char* flag : {"--kv-cache-dtype fp8", "--worker-extension-cls=x", "--model y"}) {
-    const Run run = program(serve(std::string("--dry-run --mode bf16 -- ") + flag));
+    const Outcome run = program(serve(std::string("--dry-run --mode bf16 -- ") + flag));
     EXPECT_EQ(run.code, 1) << flag;
     EXPECT_HAS(run.out, "leave");
   }
@@ -244,7 +245,7 @@ TEST_F(Cli, ServeFindsKeyMeansInTheModelsFolder) {
   EXPECT_EQ(recipe["key_shift"], true);
   EXPECT_EQ(recipe["key_shift_file"], path("model/key_shift.safetensors"));
   write("model/key_shift.safetensors", "version https://git-lfs.github.com/spec/v1\noid x\n");
-  const Run lfs = program(serve("--dry-run"));
+  const Outcome lfs = program(serve("--dry-run"));
   EXPECT_EQ(lfs.code, 5);
   EXPECT_HAS(lfs.out, "git-lfs");
 }
@@ -264,7 +265,7 @@ TEST_F(Cli, ServeTakesARecipe) {
   const nlohmann::json json = json_of(serve("--dry-run --json --recipe " + file));
   EXPECT_HAS(json["environment"]["BITDECODING_RECIPE"].get<std::string>(), "\"sink_tokens\":32");
   EXPECT_EQ(program(serve("--dry-run --mode bitdecoding-mxfp4 --recipe " + file)).code, 0);
-  const Run contradiction = program(serve("--dry-run --mode bf16 --recipe " + file));
+  const Outcome contradiction = program(serve("--dry-run --mode bf16 --recipe " + file));
   EXPECT_EQ(contradiction.code, 1);
   EXPECT_HAS(contradiction.out, "contradict");
   EXPECT_EQ(program(serve("--dry-run --mode stock --recipe " + file)).code, 1);
@@ -272,14 +273,14 @@ TEST_F(Cli, ServeTakesARecipe) {
 }
 
 TEST_F(Cli, ServeStartsVllmAndReturnsItsExitCode) {
-  const Run run = program(serve("--mode bf16 -- --port 1234"));
+  const Outcome run = program(serve("--mode bf16 -- --port 1234"));
   EXPECT_EQ(run.code, 7) << run.out;
   EXPECT_HAS(run.out, "[serve]\n[" + path("model") + "]\n[--kv-cache-dtype]\n[bfloat16]");
   EXPECT_HAS(run.out, "[--port]\n[1234]");
   EXPECT_HAS(run.out, "recipe={\"mode\":\"bf16\"");
   // The printed line, run by a shell, is the same command.
   const std::string line = run.out.substr(run.out.find("BITDECODING_RECIPE="));
-  const Run again = shell(line.substr(0, line.find('\n')) + " 2>&1");
+  const Outcome again = shell(line.substr(0, line.find('\n')) + " 2>&1");
   EXPECT_EQ(again.code, 7);
   EXPECT_EQ(again.out, run.out.substr(run.out.find("[serve]")));
 }
@@ -295,14 +296,14 @@ TEST_F(Cli, ServeWithoutTheVllmDistributionUsesItsModule) {
 
 TEST_F(Cli, ServeSaysWhatIsMissing) {
   fs::remove_all(path("env/lib/python3.11/site-packages/bitdecoding_vllm-0.1.0.dist-info"));
-  const Run plugin = program(serve("--mode bf16"));
+  const Outcome plugin = program(serve("--mode bf16"));
   EXPECT_EQ(plugin.code, 4);
   EXPECT_HAS(plugin.out, "plugin");
   fs::remove_all(path("env/lib/python3.11/site-packages/vllm"));
   EXPECT_HAS(program(serve("--mode bf16")).out, "vLLM is not installed");
   EXPECT_EQ(program("serve " + path("model") + " --python /nowhere/python").code, 4);
   fs::remove(path("model/config.json"));
-  const Run model = program(serve("--dry-run --mode bf16"));
+  const Outcome model = program(serve("--dry-run --mode bf16"));
   EXPECT_EQ(model.code, 4);
   EXPECT_HAS(model.out, "config.json");
   EXPECT_EQ(program("serve " + path("nothing") + " --dry-run --mode bf16").code, 4);
@@ -316,7 +317,7 @@ TEST_F(Cli, InspectsFormats) {
   EXPECT_EQ(json["bits_per_element"], 4.5);
   EXPECT_HAS(program("inspect nvfp4").out, "3.56 times smaller than BF16");
   EXPECT_NE(program("inspect nvfp4 --head-dim 72").code, 0);
-  const Run nothing = program("inspect " + path("none"));
+  const Outcome nothing = program("inspect " + path("none"));
   EXPECT_EQ(nothing.code, 4);
 }
 
@@ -371,18 +372,19 @@ TEST_F(Cli, DoctorReportsTheEnvironment) {
     if (finding["verdict"] == "missing") EXPECT_NE(finding["advice"], "");
   }
   EXPECT_EQ(vllm, "0.32.0");
-  const Run none = program("doctor --python /nowhere/python");
+  const Outcome none = program("doctor --python /nowhere/python");
   EXPECT_EQ(none.code, 4);
   EXPECT_HAS(none.out, "tools/setup/venv.sh");
 }
 
 TEST_F(Cli, CompletionScriptsAreReadByTheirShells) {
   write("bash", program("completion bash").out);
-  const Run run = shell("bash -c 'source " + path("bash") +
-                        "; COMP_WORDS=(bitdecoding serve m --m); COMP_CWORD=3; _bitdecoding; "
-                        "echo ${COMPREPLY[@]}; COMP_WORDS=(bitdecoding serve m --mode b); "
-                        "COMP_CWORD=4; _bitdecoding; echo ${COMPREPLY[@]}; COMP_WORDS=(bitdecoding "
-                        "recipe ch); COMP_CWORD=2; _bitdecoding; echo ${COMPREPLY[@]}' 2>&1");
+  const Outcome run =
+      shell("bash -c 'source " + path("bash") +
+            "; COMP_WORDS=(bitdecoding serve m --m); COMP_CWORD=3; _bitdecoding; "
+            "echo ${COMPREPLY[@]}; COMP_WORDS=(bitdecoding serve m --mode b); "
+            "COMP_CWORD=4; _bitdecoding; echo ${COMPREPLY[@]}; COMP_WORDS=(bitdecoding "
+            "recipe ch); COMP_CWORD=2; _bitdecoding; echo ${COMPREPLY[@]}' 2>&1");
   EXPECT_EQ(run.code, 0);
   EXPECT_EQ(run.out, "--mode\nbf16 bitdecoding-nvfp4 bitdecoding-mxfp4\ncheck\n");
   EXPECT_HAS(program("completion zsh").out, "bashcompinit");
