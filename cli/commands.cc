@@ -1,11 +1,14 @@
 #include "commands.h"
 
+#include "bench.h"
+
 namespace bitdecoding::cli {
 
 const std::vector<AddCommand>& commands() {
   static const std::vector<AddCommand> list = {
       add_doctor,   //
       add_serve,    //
+      add_bench,    //
       add_inspect,  //
       add_recipe,   //
       add_version,  //
