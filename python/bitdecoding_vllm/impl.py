@@ -241,7 +241,7 @@ def _refuse_unsupported(impl, config):
     reason = None
     if attn_type != AttentionType.DECODER:
         reason = (
-            f"it has {attn_type} attention, and only a decoder's causal self-attention has a KV "
+            f"it has {AttentionType(attn_type).value} attention, and only a decoder's causal self-attention has a KV "
             "cache that grows token by token"
         )
     elif impl.alibi_slopes is not None:

@@ -136,7 +136,7 @@ class Runtime:
             return
         self._unsaved_tokens += num_tokens
         if self._unsaved_tokens >= CALIBRATION_TOKENS:
-            self.save_calibration()
+            self.try_to_save_calibration()
 
     def save_calibration(self, path=None):
         """Writes the key means and returns (path, tokens). With tensor parallelism the library adds
@@ -149,13 +149,15 @@ class Runtime:
         self._unsaved_tokens = 0
         return path, tokens.value
 
-    def save_calibration_at_exit(self):
+    def try_to_save_calibration(self):
+        """A full disk is no reason to stop serving; the next save may work."""
         if not self._unsaved_tokens:
             return
         try:
             path, tokens = self.save_calibration()
             logger.info("Key means of %d tokens saved to %s", tokens, path)
         except library.BitdecodingError as error:
+            self._unsaved_tokens = 0
             logger.warning("The key means were not saved: %s", error)
 
     def log_start(self, pool, head_dim, page_size, num_pages):
@@ -256,4 +258,4 @@ def live():
 @atexit.register
 def _save_at_exit():
     for runtime in live():
-        runtime.save_calibration_at_exit()
+        runtime.try_to_save_calibration()

@@ -78,6 +78,56 @@ def test_a_drafter_with_layers_of_its_own(engine, hollow, model):
     assert "speculative method 'draft_model'" in text
 
 
+def head_size_80():
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"], vocab_size=128, hidden_size=160, intermediate_size=64,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=80,
+    )
+
+
+def alibi():
+    from transformers import BloomConfig
+
+    return BloomConfig(
+        architectures=["BloomForCausalLM"], vocab_size=128, hidden_size=128, n_layer=1, n_head=2,
+    )
+
+
+def latent_attention():
+    from transformers import DeepseekV2Config
+
+    return DeepseekV2Config(
+        architectures=["DeepseekV2ForCausalLM"], vocab_size=128, hidden_size=128,
+        intermediate_size=64, moe_intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=64, q_lora_rank=None,
+        qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, first_k_dense_replace=1,
+        n_routed_experts=2, max_position_embeddings=512,
+    )
+
+
+@pytest.mark.parametrize(
+    "config, mode, words",
+    [
+        (head_size_80, "nvfp4", "head_dim"),
+        (alibi, "nvfp4", "ALiBi"),
+        # With the cache dtype nvfp4 vLLM refuses such models itself.
+        (latent_attention, "bf16", "multi-head latent attention"),
+    ],
+)
+def test_models_that_pages_cannot_hold(engine, tmp_path, config, mode, words):
+    config().save_pretrained(tmp_path)
+    text = refusal(
+        engine,
+        mode,
+        model=str(tmp_path),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+    )
+    assert words in text
+
+
 def test_a_broken_recipe_in_the_environment_stops_the_first_process(hollow):
     """register() runs before anything is built, so the sentence is the last thing printed."""
     environment = {
