@@ -158,6 +158,51 @@ TEST(PageLayout, NibbleOrderOfRows) {
   EXPECT_EQ(page[1], 0xAA);
 }
 
+// The tables of docs/format.md; codes count half bytes, low nibble first.
+TEST(PageLayout, DocumentedVectors) {
+  struct Vector {
+    Format format;
+    FragmentOrder order;
+    int token, dim;
+    std::int64_t key_half, key_scale, value_half, value_scale;
+  };
+  const Vector vectors[] = {
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 0, 0, 0, 2048, 4608, 4352},
+      {Format::kNvfp4, FragmentOrder::kQuad, 0, 0, 0, 2048, 4608, 4352},
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 0, 1, 4, 2048, 4736, 4356},
+      {Format::kNvfp4, FragmentOrder::kQuad, 0, 1, 2, 2048, 4616, 4353},
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 0, 2, 1, 2048, 4864, 4360},
+      {Format::kNvfp4, FragmentOrder::kQuad, 0, 2, 4, 2048, 4624, 4354},
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 1, 0, 128, 2052, 4612, 4352},
+      {Format::kNvfp4, FragmentOrder::kQuad, 1, 0, 8, 2049, 4610, 4352},
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 3, 37, 158, 2086, 7301, 4500},
+      {Format::kNvfp4, FragmentOrder::kQuad, 3, 37, 539, 2083, 6702, 4485},
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 5, 63, 1271, 2119, 8590, 4604},
+      {Format::kNvfp4, FragmentOrder::kQuad, 5, 63, 1935, 2161, 7803, 4559},
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 21, 40, 1712, 2134, 6734, 4513},
+      {Format::kNvfp4, FragmentOrder::kQuad, 21, 40, 1736, 2153, 6979, 4504},
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 63, 63, 4095, 2303, 8703, 4607},
+      {Format::kNvfp4, FragmentOrder::kQuad, 63, 63, 4095, 2303, 8703, 4607},
+      {Format::kNvfp4, FragmentOrder::kFp4Mma, 100, 17, 12356, 6849, 14994, 9030},
+      {Format::kNvfp4, FragmentOrder::kQuad, 100, 17, 12546, 6864, 15369, 9057},
+      {Format::kMxfp4, FragmentOrder::kFp4Mma, 3, 37, 158, 2067, 7045, 4298},
+      {Format::kMxfp4, FragmentOrder::kQuad, 3, 37, 539, 2067, 6446, 4293},
+      {Format::kMxfp4, FragmentOrder::kFp4Mma, 63, 63, 4095, 2175, 8447, 4351},
+      {Format::kMxfp4, FragmentOrder::kQuad, 63, 63, 4095, 2175, 8447, 4351},
+      {Format::kMxfp4, FragmentOrder::kFp4Mma, 100, 17, 11844, 6496, 14226, 8611},
+      {Format::kMxfp4, FragmentOrder::kQuad, 100, 17, 12034, 6496, 14601, 8625},
+  };
+  for (const Vector& v : vectors) {
+    const PageGeometry g = geometry(v.format, v.order, 64, 128);
+    const layout::Nibble key = code_address(g, Side::kKey, v.token, v.dim);
+    const layout::Nibble value = code_address(g, Side::kValue, v.token, v.dim);
+    EXPECT_EQ(2 * key.byte + key.shift / 4, v.key_half);
+    EXPECT_EQ(scale_address(g, Side::kKey, v.token, v.dim), v.key_scale);
+    EXPECT_EQ(2 * value.byte + value.shift / 4, v.value_half);
+    EXPECT_EQ(scale_address(g, Side::kValue, v.token, v.dim), v.value_scale);
+  }
+}
+
 // A group of 16 value tokens is a whole number of bytes: writing it touches no other group's.
 TEST(PageLayout, ValueGroupsShareNoByte) {
   for (const Format f : {Format::kNvfp4, Format::kMxfp4}) {

@@ -126,6 +126,16 @@ TEST(ScaleRules, SmallestAndLargestMagnitudes) {
   EXPECT_EQ(quantize(ScaleRule::kAmax6, x).values[0], 2688.0F);
 }
 
+TEST(ScaleRules, DocumentedBlock) {
+  // The block of docs/format.md.
+  const std::vector<float> x = {6.0F,  5.0F, -3.4F, 2.5F, 1.75F, 1.25F, 0.75F, 0.25F,
+                                -0.2F, 0.0F, 0.0F,  0.0F, 0.0F,  0.0F,  0.0F,  0.0F};
+  const Block b = quantize(ScaleRule::kAmax6, x);
+  EXPECT_EQ(b.scale, 0x38);
+  const std::vector<std::uint8_t> codes = {7, 6, 13, 4, 4, 2, 2, 0, 8, 0, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(b.codes, codes);
+}
+
 TEST(ScaleRules, FourSixBorders) {
   // The rule reads the float maximum, never one that was rounded up on the way.
   for (const float amax : {4.0F * (1 - 0x1p-10F), 4.0F * (1 - 0x1p-9F), 4.0F}) {
