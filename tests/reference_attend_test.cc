@@ -35,7 +35,7 @@ void expect_equal_to_dense(World& w, const std::vector<Work>& work, const StepRe
         w.sequences[static_cast<std::size_t>(item.sequence)].tokens.size());
     const auto len = static_cast<std::int64_t>(item.tokens.size());
     for (std::int64_t i = 0; i < len; ++i, ++row) {
-      if (i % 13 != 0 && i + 3 < len) continue;  // the oracle is slow
+      if (i % 31 != 0 && i + 3 < len) continue;  // the oracle is slow
       const std::int64_t q = n - len + i;
       const std::int64_t begin =
           w.params.window_left < 0 ? 0 : std::max<std::int64_t>(0, q - w.params.window_left);
@@ -81,7 +81,7 @@ void run_sequence(const WorldOptions& options, const std::vector<std::int64_t>& 
   EXPECT_EQ(w.directory->totals().refused_groups, 0U);
 }
 
-const std::vector<std::int64_t> kChunks = {150, 1, 4, 8, 9, 30, 1};
+const std::vector<std::int64_t> kChunks = {130, 1, 8, 9, 22, 1};
 
 class FormatTest : public testing::TestWithParam<std::tuple<Format, int, bool>> {};
 
@@ -90,6 +90,8 @@ TEST_P(FormatTest, EqualsDenseSoftmax) {
   o.format = std::get<0>(GetParam());
   o.head_dim = std::get<1>(GetParam());
   o.order = std::get<2>(GetParam()) ? FragmentOrder::kFp4Mma : FragmentOrder::kQuad;
+  // Rows have one order only.
+  if (!is_tiled(o.format) && o.order == FragmentOrder::kFp4Mma) return;
   o.outer_exponent = o.format == Format::kBf16 || o.format == Format::kFp8E4m3 ? 0 : -3;
   run_sequence(o, kChunks);
   o.reproducible = true;

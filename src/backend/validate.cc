@@ -130,7 +130,9 @@ Status check_tensor(const char* what, const TensorView& t, std::int64_t tokens, 
                     int head_dim) {
   Status status = check_dtype(what, t.dtype);
   if (!status.ok() || tokens == 0) return status;
-  if (t.data == nullptr) return invalid(fmt::format("{} must not be null", what));
+  if (t.data == nullptr)
+    return invalid(
+        fmt::format("{} must not be null: the step has rows of {} tokens there", what, tokens));
   status = check_alignment(what, t.data, static_cast<std::size_t>(dtype_bytes(t.dtype)));
   if (!status.ok()) return status;
   if ((tokens > 1 && t.stride_token < head_dim) || (heads > 1 && t.stride_head < head_dim)) {
