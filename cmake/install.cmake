@@ -23,5 +23,6 @@ install(FILES ${CMAKE_BINARY_DIR}/bitdecoding-config.cmake
 
 # The way from the .pc file's folder back to the prefix; the library folder may have two parts.
 file(RELATIVE_PATH BITDECODING_PC_PREFIX /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
+string(REGEX REPLACE "/$" "" BITDECODING_PC_PREFIX "${BITDECODING_PC_PREFIX}")
 configure_file(cmake/bitdecoding.pc.in ${CMAKE_BINARY_DIR}/bitdecoding.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/bitdecoding.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

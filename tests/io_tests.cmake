@@ -9,10 +9,11 @@ bitdecoding_test(capi_errors_test LABELS unit)
 add_executable(capi_c_test capi_c_test.c)
 target_link_libraries(capi_c_test PRIVATE bitdecoding bitdecoding_flags m)
 add_test(NAME capi_c_test.reference COMMAND capi_c_test reference)
+add_test(NAME capi_c_test.cpu COMMAND capi_c_test cpu)
 add_test(NAME capi_symbols COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DLIBRARY=$<TARGET_FILE:bitdecoding>
   -DHEADER=${CMAKE_SOURCE_DIR}/include/bitdecoding/bitdecoding.h
   -P ${CMAKE_CURRENT_SOURCE_DIR}/capi_symbols.cmake)
-set_tests_properties(capi_c_test.reference capi_symbols PROPERTIES LABELS unit)
+set_tests_properties(capi_c_test.reference capi_c_test.cpu capi_symbols PROPERTIES LABELS unit)
 
 # A consumer of the installed tree. With a sanitizer the library only loads into programs that have
 # it too.
