@@ -241,8 +241,8 @@ def _refuse_unsupported(impl, config):
     reason = None
     if attn_type != AttentionType.DECODER:
         reason = (
-            f"it has {AttentionType(attn_type).value} attention, and only a decoder's causal self-attention has a KV "
-            "cache that grows token by token"
+            f"it has {AttentionType(attn_type).value} attention, and only a decoder's causal "
+            "self-attention has a KV cache that grows token by token"
         )
     elif impl.alibi_slopes is not None:
         reason = "it uses ALiBi position biases, which the attention over FP4 pages does not add"
