@@ -16,6 +16,9 @@ def test_preemption_and_odd_chunks(engine, long_text):
         num_gpu_blocks_override=10,
         max_num_batched_tokens=100,
         max_model_len=512,
+        # BF16 slots for every tail of the four: the floor for four alone would drop some, and what
+        # is then read from pages differs.
+        max_num_seqs=12,
     ) as llm:
         ids = llm.get_tokenizer().encode(long_text)
         prompts = [ids[start : start + 95] for start in (0, 120, 240, 360)]
@@ -30,7 +33,29 @@ def test_preemption_and_odd_chunks(engine, long_text):
         (chunked,) = solo(llm, [ids[:333]])
         (again,) = solo(llm, [ids[:333]])
         assert chunked.outputs[0].token_ids == again.outputs[0].token_ids
-        assert rpc(llm, "bitdecoding_counters")["corrupt_scales"] == 0
+        counters = rpc(llm, "bitdecoding_counters")
+        assert counters["missing_tokens"] == counters["refused_groups"] == 0
+        assert counters["corrupt_scales"] == 0
+
+
+def test_a_starved_pool_still_serves(engine, long_text):
+    """Four requests whose tails do not fit in the floor of one: read from pages, and counted."""
+    with engine(
+        "bitdecoding-nvfp4",
+        {**RECIPE, "shadow_pool_share": 0.0},
+        max_num_seqs=4,
+        max_model_len=512,
+    ) as llm:
+        ids = llm.get_tokenizer().encode(long_text)
+        question = llm.get_tokenizer().encode(" The capital of France is")
+        prompts = [ids[start : start + 220] + question for start in (0, 20, 40, 60)]
+        requests = generate(llm, prompts, max_tokens=24)
+        assert all(len(request.outputs[0].token_ids) == 24 for request in requests)
+        counters = rpc(llm, "bitdecoding_counters")
+        assert counters["missing_tokens"] > 0
+        assert counters["lost_partial_groups"] == 0
+        (pool,) = rpc(llm, "bitdecoding_status")["pools"]
+        assert counters["used_slots"] <= pool["num_slots"] == 12
 
 
 def test_skipped_layers_are_vllms_own(engine):
