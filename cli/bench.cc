@@ -44,6 +44,8 @@ void add_run(CLI::App* command, BenchOptions* o) {
   command->add_option("--peer-dtype", o->peer_dtype, "Cache type of the peer vLLM")
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
+  command->add_flag("--peer-huge-pages", o->peer_huge_pages,
+                    "Huge pages under the peers' caches too, which they do not ask for themselves");
   command->add_option("--python", o->python, "Python of the peers; default: .venv/bin/python");
 }
 

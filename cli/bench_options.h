@@ -28,6 +28,7 @@ struct BenchOptions {
 
   std::string peer = "none";
   std::string peer_dtype = "bf16";
+  bool peer_huge_pages = false;
   std::string python;  // empty = .venv/bin/python of the source tree
 
   double gib = 4.0;  // capacity

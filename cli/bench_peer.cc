@@ -52,6 +52,7 @@ std::vector<std::string> peer_command(const char* verb, const BenchOptions& o,
   };
   add("--peer", o.peer);
   add("--peer-dtype", o.peer_dtype);
+  if (o.peer_huge_pages) command.emplace_back("--peer-huge-pages");
   add("--backend", o.backend);
   add("--isa", o.isa);
   add("--q-heads", std::to_string(o.q_heads));

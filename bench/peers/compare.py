@@ -24,6 +24,7 @@ def parse():
     parser.add_argument("verb", choices=("decode", "write", "prefill"))
     parser.add_argument("--peer", choices=("vllm", "ggml", "all"), default="all")
     parser.add_argument("--peer-dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--peer-huge-pages", action="store_true", help="under the peers' caches, as under ours")
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--isa", default="")
     parser.add_argument("--q-heads", type=int, default=32)
@@ -70,7 +71,8 @@ def make_vllm(args):
     tokens = 1 if args.verb == "decode" else args.tokens
     total = args.context if args.verb == "decode" else args.context + args.tokens
     vllm.check(dtype, args.page_size, 1 if args.verb == "decode" else args.page_size + 1)
-    return f"vllm_cpu_attention:{args.peer_dtype}", vllm.make_attend(args.batch, total, tokens, *shape)
+    return f"vllm_cpu_attention:{args.peer_dtype}", vllm.make_attend(
+        args.batch, total, tokens, *shape, huge_pages=args.peer_huge_pages)  # fmt: skip
 
 
 def make_ggml(args):
@@ -80,7 +82,8 @@ def make_ggml(args):
         sys.exit(f"compare.py: the peer ggml is timed for decode only; use --peer vllm for {args.verb}.")
     ggml.check("f16", "token")
     return "ggml_flash_attn_ext:f16", ggml.make_decode(
-        args.batch, args.context, args.q_heads, args.kv_heads, args.head_dim, "f16", args.threads)  # fmt: skip
+        args.batch, args.context, args.q_heads, args.kv_heads, args.head_dim, "f16", args.threads,
+        huge_pages=args.peer_huge_pages)  # fmt: skip
 
 
 def timed(call):
@@ -105,7 +108,8 @@ def interleave(ours, peer, seconds, repeat):
 def summary(rows, prefix=""):
     wall, cpu = zip(*rows)
     return {f"{prefix}us_median": round(statistics.median(wall), 2), f"{prefix}us_min": round(min(wall), 2),
-            f"{prefix}us_max": round(max(wall), 2), f"{prefix}us_cpu_median": round(statistics.median(cpu), 2)}  # fmt: skip
+            f"{prefix}us_max": round(max(wall), 2),
+            f"{prefix}us_cpu_median": round(statistics.median(cpu), 2)}  # fmt: skip
 
 
 def main():
@@ -117,7 +121,8 @@ def main():
     for name in wanted[args.peer]:
         label, peer = {"vllm": make_vllm, "ggml": make_ggml}[name](args)
         ours_rows, peer_rows = interleave(ours, peer, args.seconds, args.repeat)
-        entry = {"name": label, **summary(peer_rows), **summary(ours_rows, "ours_"), "calls": len(ours_rows)}
+        entry = {"name": label, "huge_pages": args.peer_huge_pages, **summary(peer_rows),
+                 **summary(ours_rows, "ours_"), "calls": len(ours_rows)}  # fmt: skip
         entry["ratio"] = round(entry["us_median"] / entry["ours_us_median"], 3)
         entry["ratio_of_min"] = round(entry["us_min"] / entry["ours_us_min"], 3)
         entry["ratio_of_cpu"] = round(entry["us_cpu_median"] / entry["ours_us_cpu_median"], 3)

@@ -10,6 +10,7 @@ import argparse
 import ctypes as c
 import importlib.util
 import json
+import mmap
 import pathlib
 import statistics
 import sys
@@ -63,14 +64,29 @@ def load():
     return base, cpu
 
 
+def huge_memory(size):
+    """`size` bytes aligned to 2 MiB, for which the kernel is asked for huge pages before they are touched."""
+    memory = np.empty(size + (2 << 20), np.uint8)
+    memory = memory[-memory.ctypes.data % (2 << 20) :][:size]
+    madvise = c.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [c.c_void_p, c.c_size_t, c.c_int]
+    if madvise(memory.ctypes.data, size // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE) != 0:
+        raise OSError(c.get_errno(), "madvise(MADV_HUGEPAGE) failed; the kernel may be without huge pages")
+    return memory
+
+
 class Decode:
     """One decode call; `run` computes it, `output` holds [batch, q_heads, head_dim]. `close` frees the memory."""
 
-    def __init__(self, batch, context, q_heads, kv_heads, head_dim, dtype="f16", threads=1, layout="token", seed=0):
+    def __init__(self, batch, context, q_heads, kv_heads, head_dim, dtype="f16", threads=1, layout="token", seed=0,
+                 huge_pages=False):  # fmt: skip
         self.base, self.cpu = base, cpu = load()
         kind, rng = TYPES[dtype], np.random.default_rng(seed)
         row, width = base.ggml_row_size(kind, head_dim), kv_heads * head_dim
-        self.ctx = base.ggml_init(InitParams(2 * batch * context * kv_heads * row + (64 << 20), None, False))
+        size = 2 * batch * context * kv_heads * row + (64 << 20)
+        # ggml takes the caller's memory; without it, ggml asks malloc and gets small pages.
+        self.memory = huge_memory(size) if huge_pages else None
+        self.ctx = base.ggml_init(InitParams(size, self.memory.ctypes.data if huge_pages else None, False))
         query = rng.standard_normal((batch, q_heads, head_dim), dtype=np.float32)
         # ggml names the fastest dimension first.
         q = base.ggml_new_tensor_4d(self.ctx, TYPES["f32"], head_dim, 1, q_heads, batch)
@@ -112,9 +128,10 @@ class Decode:
         self.base.ggml_free(self.ctx)
 
 
-def make_decode(batch, context, q_heads, kv_heads, head_dim, dtype="f16", threads=1, layout="token"):
+def make_decode(batch, context, q_heads, kv_heads, head_dim, dtype="f16", threads=1, layout="token",
+                huge_pages=False):  # fmt: skip
     """A function of no arguments that runs ggml's attention once and returns its output."""
-    decode = Decode(batch, context, q_heads, kv_heads, head_dim, dtype, threads, layout)
+    decode = Decode(batch, context, q_heads, kv_heads, head_dim, dtype, threads, layout, huge_pages=huge_pages)
 
     def once():
         decode.run()
@@ -148,13 +165,14 @@ def main():
     parser.add_argument("--dtype", choices=TYPES, nargs="+", default=["f16"], help="type of the cache")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--layout", choices=("token", "head"), default="token")
+    parser.add_argument("--huge-pages", action="store_true", help="huge pages under the cache")
     parser.add_argument("--seconds", type=float, default=2.0, help="time of each measurement")
     args = parser.parse_args()
     for dtype in args.dtype:
         check(dtype, args.layout)
         for threads in args.threads:
             decode = Decode(args.batch, args.context, args.q_heads, args.kv_heads, args.head_dim, dtype, threads,
-                            args.layout)  # fmt: skip
+                            args.layout, huge_pages=args.huge_pages)  # fmt: skip
             times = []
             end = time.perf_counter() + args.seconds
             while len(times) < 9 or time.perf_counter() < end:
@@ -164,7 +182,8 @@ def main():
             times = times[2:]
             row = {"peer": "ggml_flash_attn_ext", "dtype": dtype, "threads": threads, "batch": args.batch,
                    "context": args.context, "q_heads": args.q_heads, "kv_heads": args.kv_heads,
-                   "head_dim": args.head_dim, "layout": args.layout, "us_median": round(statistics.median(times), 1),
+                   "head_dim": args.head_dim, "layout": args.layout, "huge_pages": args.huge_pages,
+                   "us_median": round(statistics.median(times), 1),
                    "us_min": round(min(times), 1), "us_max": round(max(times), 1), "calls": len(times),
                    "kv_bytes": decode.kv_bytes}  # fmt: skip
             row["gb_per_s"] = round(row["kv_bytes"] / row["us_median"] / 1e3, 2)
