@@ -30,6 +30,9 @@ std::atomic<bool> was_interrupted{false};
 std::mutex groups_mutex;
 std::set<pid_t> groups;
 
+// How long an interrupted server may take to end by itself.
+constexpr int kPatienceSeconds = 8;
+
 struct ProcessId {
   pid_t pid;
   unsigned long long start_time;
@@ -92,6 +95,11 @@ void signal_all(pid_t group, const std::vector<ProcessId>& others, int signal_nu
 }
 
 bool group_exists(pid_t group) { return kill(-group, 0) == 0 || errno == EPERM; }
+
+void signal_groups(int signal_number) {
+  const std::lock_guard<std::mutex> lock(groups_mutex);
+  for (const pid_t group : groups) kill(-group, signal_number);
+}
 
 // What the child runs between fork and exec: async-signal-safe calls only.
 [[noreturn]] void become(char* const* argv, char* const* environment, int log, int error_pipe,
@@ -263,12 +271,19 @@ void watch_signals() {
   pthread_sigmask(SIG_BLOCK, &watched, nullptr);
   signal(SIGPIPE, SIG_IGN);
   std::thread([watched] {
+    int number = 0;
+    while (sigwait(&watched, &number) != 0) {
+    }
+    was_interrupted = true;
+    signal_groups(SIGTERM);
+    // A server that waits for a worker that is gone already would keep a request, and with it this
+    // program, waiting for ever.
+    const timespec patience{kPatienceSeconds, 0};
+    while (sigtimedwait(&watched, nullptr, &patience) < 0 && errno == EINTR) {
+    }
     for (;;) {
-      int number = 0;
-      if (sigwait(&watched, &number) != 0) continue;
-      const bool again = was_interrupted.exchange(true);
-      const std::lock_guard<std::mutex> lock(groups_mutex);
-      for (const pid_t group : groups) kill(-group, again ? SIGKILL : SIGTERM);
+      signal_groups(SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
     }
   }).detach();
 }

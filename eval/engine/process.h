@@ -54,8 +54,9 @@ class ChildProcess {
 // Orphans of our children become our own children, so that none survives unseen.
 void adopt_orphans();
 
-// SIGINT and SIGTERM: the first signal asks every running child to end and makes `interrupted()`
-// true, a second one kills them. Call once, before any thread is started.
+// SIGINT, SIGTERM, SIGHUP: the first signal asks every running child to end and makes
+// `interrupted()` true; a second one, or eight seconds, kills them. Call once, before any thread is
+// started.
 void watch_signals();
 bool interrupted();
 
