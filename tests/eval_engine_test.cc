@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "engine/client.h"
+#include "engine/launch.h"
 #include "engine/port.h"
 #include "engine/process.h"
 #include "engine/request_fields.h"
@@ -311,6 +312,21 @@ TEST_F(Children, TheTailLeavesOutOverwrittenProgress) {
 TEST(ShellLine, QuotesWhatAShellWouldTakeApart) {
   EXPECT_EQ(shell_line({{"vllm", "--x", "{\"a\": 1}", "it's", ""}, {{"A", "b c"}}}),
             "A='b c' vllm --x '{\"a\": 1}' 'it'\\''s' ''");
+}
+
+TEST(ServeCommand, TheProgramsAnswerBecomesACommand) {
+  const Result<Command> command = parse_serve_command(
+      R"({"argv": ["vllm", "serve"], "environment": {"A": null, "B": "b"}, "notes": []})");
+  ASSERT_TRUE(command.ok()) << command.status().message();
+  EXPECT_EQ(command.value().argv, (std::vector<std::string>{"vllm", "serve"}));
+  EXPECT_EQ(command.value().environment.at("A"), "");
+  EXPECT_EQ(command.value().environment.at("B"), "b");
+  for (const char* text :
+       {"", "{", "[]", R"({"argv": [], "environment": {}})", R"({"argv": [1], "environment": {}})",
+        R"({"argv": ["a"], "environment": {"A": 1}})", R"({"argv": ["a"], "environment": []})",
+        R"({"argv": ["a"]})", R"({"argv": "a", "environment": {}})"}) {
+    EXPECT_FALSE(parse_serve_command(text).ok()) << text;
+  }
 }
 
 }  // namespace

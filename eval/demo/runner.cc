@@ -72,6 +72,7 @@ DemoRunner::DemoRunner(DemoOptions options, Progress* progress)
     : options_(std::move(options)),
       plan_(options_.quick ? quick_plan() : full_plan()),
       progress_(progress) {
+  serve_.program = options_.root + "/build/release/bin/bitdecoding";
   serve_.venv = options_.venv;
   serve_.model = options_.model;
   serve_.dtype = options_.dtype;
@@ -85,6 +86,10 @@ std::string DemoRunner::logits_path(const std::string& mode) const {
 }
 
 Status DemoRunner::check_surroundings() const {
+  if (!fs::exists(serve_.program)) {
+    return {StatusCode::kNotFound,
+            fmt::format("There is no program {}; ./demo builds it.", serve_.program)};
+  }
   if (!fs::exists(options_.venv + "/bin/vllm")) {
     return {StatusCode::kNotFound,
             fmt::format("There is no vLLM in {}; ./demo makes it with tools/setup/venv.sh.",
@@ -174,14 +179,14 @@ Status DemoRunner::task(const std::string& mode, const std::string& name, const 
 }
 
 Result<std::unique_ptr<Server>> DemoRunner::start_server(const std::string& mode,
-                                                         const Json& recipe_changes) {
+                                                         const KeyMeans& means) {
   const Result<int> port = free_loopback_port();
   if (!port.ok()) return port.status();
   std::error_code error;
   fs::create_directories(options_.out + "/logs", error);
   const std::string log_path = options_.out + "/logs/" + mode + ".log";
   const Result<Command> command =
-      serve_command(serve_, mode, recipe_changes, port.value(), log_path + ".launch");
+      serve_command(serve_, mode, means, port.value(), log_path + ".launch");
   if (!command.ok()) return command.status();
   last_command_ = command.value();
   progress_->begin(fmt::format("{}: starting the server", mode));
@@ -228,11 +233,17 @@ Status DemoRunner::calibrate() {
   std::ifstream note_file(note_path);
   const Json note = Json::parse(note_file, nullptr, false);
   key_shift_file_ = path;
+  if (Status status = record("calibration", {{"file", path},
+                                             {"texts", options_.calibration_texts},
+                                             {"tokens_a_text", kCalibrationTokens}});
+      !status.ok()) {
+    return status;
+  }
   if (note == wanted && fs::exists(path)) return {};
   std::error_code error;
   fs::remove(note_path, error);
   // Observed over BF16 pages: the means of the keys themselves.
-  Result<std::unique_ptr<Server>> started = start_server("bf16", Json{{"calibrate_file", path}});
+  Result<std::unique_ptr<Server>> started = start_server("bf16", KeyMeans{"", path});
   if (!started.ok()) return started.status();
   progress_->begin("calibration: observing keys on other texts");
   const Status observed = observe_texts(started.value().get(), path);
@@ -319,9 +330,9 @@ Status DemoRunner::run_mode(const std::string& mode) {
     progress_->say(fmt::format("  {}: already measured in this run", mode));
     return {};
   }
-  Json changes = Json::object();
-  if (needs_key_means(mode)) changes["key_shift_file"] = key_shift_file_;
-  Result<std::unique_ptr<Server>> started = start_server(mode, changes);
+  KeyMeans means;
+  if (needs_key_means(mode)) means.use = key_shift_file_;
+  Result<std::unique_ptr<Server>> started = start_server(mode, means);
   if (!started.ok()) return started.status();
   Server* server = started.value().get();
   const Client client(server->port(), options_.model);

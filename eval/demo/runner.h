@@ -39,7 +39,7 @@ class DemoRunner {
   Status run_mode(const std::string& mode);
   Status run_tasks(const std::string& mode, Server* server, const Client& client);
   Status measure_divergence(const std::string& mode, const Client& client);
-  Result<std::unique_ptr<Server>> start_server(const std::string& mode, const Json& recipe_changes);
+  Result<std::unique_ptr<Server>> start_server(const std::string& mode, const KeyMeans& means);
   Status task(const std::string& mode, const std::string& name, const std::string& words,
               const std::function<Result<Json>()>& work);
   bool recorded(const std::string& mode, const std::string& name) const;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
 
@@ -60,48 +61,47 @@ std::map<std::string, std::string> shared_environment(const ServeSettings& setti
           {"VLLM_CPU_NUM_OF_RESERVED_CPU", "0"},
           {"OMP_NUM_THREADS", std::to_string(settings.threads)},
           {"OMP_WAIT_POLICY", "passive"},
-          {"BITDECODING_RECIPE", ""},
           {"PYTHONUNBUFFERED", "1"}};
 }
 
-Result<Command> serve_command(const ServeSettings& settings, const std::string& mode,
-                              const nlohmann::json& recipe_changes, int port,
-                              const std::string& scratch) {
-  Command ask;
-  ask.argv = {settings.venv + "/bin/python",
-              "-m",
-              "bitdecoding_vllm.engine",
-              mode,
-              "--model",
-              settings.model};
-  if (!recipe_changes.empty()) {
-    ask.argv.emplace_back("--recipe");
-    ask.argv.push_back(recipe_changes.dump());
-  }
-  const Result<std::string> answer = run_and_read(ask, scratch);
-  if (!answer.ok()) return answer.status();
-  const std::size_t begin = answer.value().find('{');
-  const nlohmann::json choice =
-      begin == std::string::npos
-          ? nlohmann::json()
-          : nlohmann::json::parse(answer.value().substr(begin), nullptr, false);
-  if (!choice.is_object() || !choice.contains("serve") || !choice["serve"].is_array()) {
-    return Status(StatusCode::kCorrupt,
-                  fmt::format("{} did not print the words of a serve command, but: {}",
-                              shell_line(ask), answer.value()));
+Result<Command> parse_serve_command(const std::string& json) {
+  const nlohmann::json answer = nlohmann::json::parse(json, nullptr, false);
+  const Status bad(StatusCode::kCorrupt,
+                   fmt::format("`bitdecoding serve --dry-run --json` printed no command, but: {}",
+                               json.substr(0, 2000)));
+  if (!answer.is_object() || !answer.contains("argv") || !answer.contains("environment") ||
+      !answer["environment"].is_object()) {
+    return bad;
   }
   Command command;
-  command.argv = {settings.venv + "/bin/vllm", "serve"};
-  for (const nlohmann::json& word : choice["serve"]) {
-    if (!word.is_string()) {
-      return Status(StatusCode::kCorrupt,
-                    fmt::format("{} printed a word that is no string.", shell_line(ask)));
+  try {
+    command.argv = answer["argv"].get<std::vector<std::string>>();
+    for (const auto& [name, value] : answer["environment"].items()) {
+      // null takes the variable away, as an empty value does here.
+      command.environment[name] = value.is_null() ? "" : value.get<std::string>();
     }
-    command.argv.push_back(word.get<std::string>());
+  } catch (const nlohmann::json::exception&) {
+    return bad;
   }
+  if (command.argv.empty()) return bad;
+  return command;
+}
+
+Result<Command> serve_command(const ServeSettings& settings, const std::string& mode,
+                              const KeyMeans& means, int port, const std::string& scratch) {
+  Command ask;
+  ask.argv = {settings.program, "serve",    settings.model,
+              "--mode",         mode,       "--dry-run",
+              "--json",         "--python", settings.venv + "/bin/python"};
+  if (!means.use.empty()) ask.argv.insert(ask.argv.end(), {"--key-shift", means.use});
+  if (!means.observe.empty()) ask.argv.insert(ask.argv.end(), {"--calibrate", means.observe});
+  ask.argv.emplace_back("--");
   const std::vector<std::string> flags = shared_flags(settings, port);
-  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
-  command.environment = shared_environment(settings);
+  ask.argv.insert(ask.argv.end(), flags.begin(), flags.end());
+  const Result<std::string> answer = run_and_read(ask, scratch);
+  if (!answer.ok()) return answer.status();
+  Result<Command> command = parse_serve_command(answer.value());
+  if (command.ok()) command.value().environment.merge(shared_environment(settings));
   return command;
 }
 

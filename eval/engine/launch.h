@@ -1,9 +1,9 @@
-// How a server of one KV mode is started. What a mode means to vLLM is written down once, in the
-// plugin; here it is asked for, and the flags that all modes share are added.
+// How a server of one KV mode is started. What a mode means to vLLM is written down in the program
+// `bitdecoding serve`; here it is asked for, and the flags that all modes share are passed on.
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -13,8 +13,9 @@
 namespace bitdecoding::eval {
 
 struct ServeSettings {
-  std::string venv;   // the Python environment's folder
-  std::string model;  // a Hugging Face folder
+  std::string program;  // bitdecoding
+  std::string venv;     // the Python environment's folder
+  std::string model;    // a Hugging Face folder
   std::string dtype = "float32";
   std::int64_t cache_bytes = std::int64_t{1} << 30;
   std::size_t max_model_len = 8192;
@@ -23,14 +24,21 @@ struct ServeSettings {
   int threads = 1;
 };
 
+// What a mode gets beyond its preset; both are paths, empty for none.
+struct KeyMeans {
+  std::string use;      // key means to subtract
+  std::string observe;  // where to write the means of the keys that are served
+};
+
 // The flags and the environment that every mode gets.
 std::vector<std::string> shared_flags(const ServeSettings& settings, int port);
 std::map<std::string, std::string> shared_environment(const ServeSettings& settings);
 
-// `recipe_changes` is an object of recipe keys, empty for none. `scratch` is a file for the
-// plugin's answer.
+// The command in the JSON that `bitdecoding serve --dry-run --json` prints.
+Result<Command> parse_serve_command(const std::string& json);
+
+// `scratch` is a file for the program's answer.
 Result<Command> serve_command(const ServeSettings& settings, const std::string& mode,
-                              const nlohmann::json& recipe_changes, int port,
-                              const std::string& scratch);
+                              const KeyMeans& means, int port, const std::string& scratch);
 
 }  // namespace bitdecoding::eval

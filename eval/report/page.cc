@@ -1,6 +1,7 @@
 #include "report/page.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cerrno>
 #include <cmath>
@@ -187,6 +188,17 @@ std::string answers_section(const Summary& summary) {
                  html_table(table, "words"));
 }
 
+// As the servers said it; all come from one environment.
+std::string version_of(const Summary& summary) {
+  for (const ModeResults& mode : summary.modes) {
+    const auto task = mode.tasks.find("server");
+    if (task == mode.tasks.end()) continue;
+    const Json version = task->second.value("version", Json::object());
+    if (version.is_object()) return version.value("version", "");
+  }
+  return "not started";
+}
+
 std::string measured_section(const Summary& summary) {
   std::string commands;
   for (const ModeResults& mode : summary.modes) {
@@ -208,9 +220,14 @@ std::string measured_section(const Summary& summary) {
   fact("Memory", fmt::format("{:g} GiB", machine.value("memory_gib", 0.0)));
   fact("System", machine.value("system", "") + ", kernel " + machine.value("kernel", ""));
   fact("Model", summary.settings.value("model", ""));
-  fact("vLLM", summary.settings.value("vllm", ""));
+  fact("vLLM", version_of(summary));
   fact("Text", summary.settings.value("text", ""));
-  fact("Key means", summary.settings.value("key_shift", "none"));
+  fact("Key means",
+       summary.calibration.empty()
+           ? "none"
+           : fmt::format(
+                 "{} tokens of each of {}", summary.calibration.value("tokens_a_text", 0),
+                 fmt::join(summary.calibration.value("texts", std::vector<std::string>()), ", ")));
   fact("Run", summary.run + ", " + summary.settings.value("command", ""));
   return section("What was measured, on what, how", "One run, one machine, one model.",
                  "<dl>" + facts + "</dl>\n" + commands);

@@ -71,6 +71,7 @@ Summary summarize(const ResultsLog& log, const std::string& run,
   Summary out;
   out.run = run;
   if (const auto record = log.find(run, "run")) out.settings = record->data;
+  if (const auto record = log.find(run, "calibration")) out.calibration = record->data;
   for (const std::string& mode : modes) {
     ModeResults results;
     results.mode = mode;
@@ -121,6 +122,8 @@ std::string times(std::optional<double> value, std::optional<double> base) {
 }
 
 Table figures_table(const Summary& summary) {
+  const ModeResults* bf16 = summary.find("bf16");
+  const ModeResults* stock = summary.find("stock");
   Table table;
   table.header = {"mode", "KV tokens", "x bf16"};
   for (const std::size_t length : needle_lengths(summary)) {
@@ -129,10 +132,8 @@ Table figures_table(const Summary& summary) {
   for (const char* name : {"KL to bf16", "top-1 %", "prefill"}) table.header.emplace_back(name);
   for (const int users : user_counts(summary)) {
     table.header.push_back(fmt::format("{} user{}", users, users == 1 ? "" : "s"));
-    table.header.emplace_back("x stock");
+    if (stock != nullptr) table.header.emplace_back("x stock");
   }
-  const ModeResults* bf16 = summary.find("bf16");
-  const ModeResults* stock = summary.find("stock");
   for (const ModeResults& mode : summary.modes) {
     const auto tokens = mode.number("capacity", "/tokens_pool_counted");
     std::vector<std::string> row = {mode.mode, grouped(tokens)};
@@ -147,7 +148,7 @@ Table figures_table(const Summary& summary) {
     for (const int users : user_counts(summary)) {
       const auto speed = decode_speed_of(mode, users);
       row.push_back(compact(speed));
-      row.push_back(stock == nullptr ? "-" : times(speed, decode_speed_of(*stock, users)));
+      if (stock != nullptr) row.push_back(times(speed, decode_speed_of(*stock, users)));
     }
     table.rows.push_back(std::move(row));
   }

@@ -23,7 +23,8 @@ struct ModeResults {
 
 struct Summary {
   std::string run;
-  nlohmann::json settings;  // the record "run": machine, model, plan, date
+  nlohmann::json settings;     // the record "run": machine, model, plan, date
+  nlohmann::json calibration;  // the record "calibration": what the key means were found on
   std::vector<ModeResults> modes;
 
   const ModeResults* find(const std::string& mode) const;
