@@ -154,6 +154,30 @@ TEST(Causality, NoRowSeesALaterToken) {
   }
 }
 
+TEST(Strides, PaddedAndHeadMajorCachesGiveTheSameOutput) {
+  for (const Format f : {Format::kNvfp4, Format::kBf16}) {
+    WorldOptions o;
+    o.format = f;
+    World compact(o);
+    o.page_padding = 2048;
+    World padded(o);
+    World head_major(o);
+    // [head][page]: all pages of a head follow each other.
+    head_major.cache.stride_page = head_major.layer.geometry.head_bytes;
+    head_major.cache.stride_head = head_major.cache.stride_page * o.num_pages;
+    const int a = compact.add_sequence(kPages);
+    const int b = padded.add_sequence(kPages);
+    const int c = head_major.add_sequence(kPages);
+    ASSERT_EQ(a + b + c, 0);
+    for (const std::int64_t n : {100, 1, 3}) {
+      const StepResult want = compact.step({{0, iota_tokens(0, n)}});
+      ASSERT_TRUE(want.status.ok());
+      ASSERT_EQ(padded.step({{0, iota_tokens(0, n)}}).output, want.output);
+      ASSERT_EQ(head_major.step({{0, iota_tokens(0, n)}}).output, want.output);
+    }
+  }
+}
+
 TEST(Windows, DroppedPagesAreNeverRead) {
   for (const Format f : {Format::kNvfp4, Format::kFp8E4m3}) {
     WorldOptions o;
