@@ -139,6 +139,32 @@ def test_the_mask_is_restored():
     assert os.sched_getaffinity(0) == before
 
 
+def thread_masks():
+    """The CPUs that each thread of this process may use, by thread."""
+    tasks = [int(name) for name in os.listdir("/proc/self/task")]
+    return {task: os.sched_getaffinity(task) for task in tasks}
+
+
+def test_threads_of_a_pinned_worker_use_all_its_cpus(monkeypatch):
+    """OpenMP pins a worker's main thread to its first CPU; the library's threads must not inherit
+    that."""
+    own = os.sched_getaffinity(0)
+    if len(own) < 2:
+        pytest.skip("needs two CPUs")
+    worker = set(sorted(own)[:2])
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", " ".join(map(str, sorted(worker))))
+    source = recipe.from_value({"mode": "bf16"}, "test")
+    os.sched_setaffinity(0, {min(worker)})
+    try:
+        before = thread_masks()
+        made = runtime.Runtime(source, "test", "model")
+        masks = [mask for task, mask in thread_masks().items() if task not in before]
+    finally:
+        os.sched_setaffinity(0, own)
+    assert made.described["threads"] == 2
+    assert masks == [worker]  # the calling thread is the other one
+
+
 def test_thread_count_from_the_environment(monkeypatch):
     monkeypatch.setenv("BITDECODING_NUM_THREADS", "3")
     assert threads.requested("BITDECODING_NUM_THREADS", 8) == 3
