@@ -38,13 +38,13 @@ Status check_python(const ServeOptions& options, const PythonFacts& python) {
 }
 
 void print_json(const ServeCommand& command) {
+  nlohmann::ordered_json environment = {
+      {"BITDECODING_RECIPE", command.recipe_json.empty()
+                                 ? nlohmann::ordered_json(nullptr)
+                                 : nlohmann::ordered_json(command.recipe_json)}};
+  for (const auto& [name, value] : command.environment) environment[name] = value;
   const nlohmann::ordered_json object = {
-      {"argv", command.argv},
-      {"environment",
-       {{"BITDECODING_RECIPE", command.recipe_json.empty()
-                                   ? nlohmann::ordered_json(nullptr)
-                                   : nlohmann::ordered_json(command.recipe_json)}}},
-      {"notes", command.notes}};
+      {"argv", command.argv}, {"environment", environment}, {"notes", command.notes}};
   print(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -54,6 +54,9 @@ Status become(const ServeCommand& command) {
     ::unsetenv("BITDECODING_RECIPE");
   } else {
     ::setenv("BITDECODING_RECIPE", command.recipe_json.c_str(), 1);
+  }
+  for (const auto& [name, value] : command.environment) {
+    ::setenv(name.c_str(), value.c_str(), 1);
   }
   std::vector<char*> argv;
   for (const std::string& word : command.argv) argv.push_back(const_cast<char*>(word.c_str()));

@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPageTokens = "128";
+constexpr const char* kShutdownSeconds = "60";
 constexpr const char* kWorkerExtension = "bitdecoding_vllm.worker.WorkerExtension";
 
 // Page format -> the --kv-cache-dtype of vLLM that carries it through the plugin.
@@ -162,9 +163,13 @@ void add_flags(const ServeOptions& options, const char* cache_dtype, bool bf16_m
         "this processor has no BF16 matrix instructions, so the model computes in float32 (--dtype "
         "float32); the KV cache keeps its format");
   }
-  // A worker that is killed at once cannot write its means.
-  if (!options.calibrate.empty() && !has_flag(options.extra, "--shutdown-timeout")) {
-    argv.insert(argv.end(), {"--shutdown-timeout", "10"});
+  // A worker that is killed at once, or while a busy machine keeps it from ending, cannot write its
+  // means. Both clocks matter: the engine's, and the one it gives its workers.
+  if (!options.calibrate.empty()) {
+    command->environment.emplace_back("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", kShutdownSeconds);
+    if (!has_flag(options.extra, "--shutdown-timeout")) {
+      argv.insert(argv.end(), {"--shutdown-timeout", kShutdownSeconds});
+    }
   }
   argv.insert(argv.end(), options.extra.begin(), options.extra.end());
 }
@@ -225,6 +230,9 @@ std::string shell_line(const ServeCommand& command) {
   std::string line = "env -u BITDECODING_RECIPE";
   if (!command.recipe_json.empty()) {
     line = fmt::format("BITDECODING_RECIPE={}", quoted(command.recipe_json));
+  }
+  for (const auto& [name, value] : command.environment) {
+    line += fmt::format(" {}={}", name, quoted(value));
   }
   for (const std::string& word : command.argv) line += fmt::format(" {}", quoted(word));
   return line;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bitdecoding/status.h"
@@ -24,8 +25,9 @@ struct ServeOptions {
 
 struct ServeCommand {
   std::vector<std::string> argv;
-  std::string recipe_json;         // BITDECODING_RECIPE; empty = unset (vLLM's own cache)
-  std::vector<std::string> notes;  // choices that were made, in words
+  std::string recipe_json;  // BITDECODING_RECIPE; empty = unset (vLLM's own cache)
+  std::vector<std::pair<std::string, std::string>> environment;  // further variables
+  std::vector<std::string> notes;                                // choices that were made, in words
 };
 
 // vLLM's own cache in the model's dtype, beside the library's modes: what they are compared with.

@@ -256,7 +256,8 @@ TEST_F(Cli, ServeCalibrates) {
   const nlohmann::json recipe =
       nlohmann::json::parse(json["environment"]["BITDECODING_RECIPE"].get<std::string>());
   EXPECT_EQ(recipe["calibrate_file"], path("means.safetensors"));
-  EXPECT_EQ(after(words(json), "--shutdown-timeout"), "10");
+  EXPECT_EQ(after(words(json), "--shutdown-timeout"), "60");
+  EXPECT_EQ(json["environment"]["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"], "60");
 }
 
 TEST_F(Cli, ServeTakesARecipe) {

@@ -4,6 +4,8 @@ bitdecoding_test(io_file_test LABELS unit)
 bitdecoding_test(io_calibrate_test LABELS unit)
 bitdecoding_test(safetensors_reader_test LABELS unit)
 bitdecoding_test(capi_errors_test LABELS unit)
+bitdecoding_test(capi_verbs_test LABELS unit)
+bitdecoding_test(capi_calibration_test LABELS unit)
 
 # A real C program over the shared library.
 add_executable(capi_c_test capi_c_test.c)

@@ -1,0 +1,210 @@
+// Calibration through the C ABI: key means and tau are observed, saved, loaded and used.
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "capi_engine.h"
+#include "io/key_shift.h"
+
+namespace bitdecoding {
+namespace {
+
+class CapiCalibration : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ =
+        std::filesystem::temp_directory_path() / ("bitdecoding_capi_" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder_);
+    path_ = (folder_ / "key_shift.safetensors").string();
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string recipe(const char* key) const {
+    return nlohmann::json({{"mode", "bitdecoding-nvfp4"}, {key, path_}}).dump();
+  }
+  std::filesystem::path folder_;
+  std::string path_;
+};
+
+TEST_F(CapiCalibration, ObservesSavesAndLoads) {
+  {
+    const Runtime runtime(recipe("calibrate_file").c_str());
+    ASSERT_EQ(runtime.status, BD_OK) << runtime.error;
+    std::uint64_t tokens = 99;
+    EXPECT_NE(bd_calibration_save(runtime.handle, nullptr, &tokens), BD_OK);
+    Engine first(runtime.handle);
+    bd_layer_options options = layer_options();
+    options.layer_index = 1;
+    Engine second(runtime.handle, options);
+    for (Engine* engine : {&first, &second}) {
+      ASSERT_EQ(engine->build(200, 200), BD_OK);
+      bd_write_params p = engine->write_params(200);
+      if (engine == &second) {
+        EXPECT_EQ(bd_calibration_save(runtime.handle, nullptr, &tokens), BD_INVALID_ARGUMENT);
+        EXPECT_HAS(bd_last_error(), "layer 1");
+        EXPECT_FALSE(std::filesystem::exists(path_));
+      }
+      ASSERT_EQ(bd_write(&p), BD_OK) << bd_last_error();
+    }
+    ASSERT_EQ(bd_calibration_save(runtime.handle, nullptr, &tokens), BD_OK) << bd_last_error();
+    EXPECT_EQ(tokens, 200U);
+  }
+  const Runtime runtime(recipe("key_shift_file").c_str());
+  ASSERT_EQ(runtime.status, BD_OK) << runtime.error;
+  const nlohmann::json json = nlohmann::json::parse(bd_runtime_describe(runtime.handle));
+  EXPECT_EQ(json["sidecar"]["layers"], 2);
+  EXPECT_EQ(json["sidecar"]["metadata"]["tokens"], "200");
+  EXPECT_EQ(json["sidecar"]["metadata"]["model"], "tiny");
+  EXPECT_TRUE(json["warnings"].empty()) << json["warnings"];
+  // A slice of one rank: head 1 of 2.
+  bd_layer_options options = layer_options();
+  options.num_kv_heads = 1;
+  options.num_q_heads = 2;
+  options.first_kv_head = 1;
+  bd_layer* layer = nullptr;
+  EXPECT_EQ(bd_layer_create(runtime.handle, &options, &layer), BD_OK) << bd_last_error();
+  EXPECT_EQ(bd_runtime_load_key_shift(runtime.handle, path_.c_str()), BD_INVALID_ARGUMENT);
+  EXPECT_HAS(bd_last_error(), "cannot change");
+  bd_layer_destroy(layer);
+  EXPECT_EQ(bd_runtime_load_key_shift(runtime.handle, path_.c_str()), BD_OK);
+  // Another model's shape.
+  options = layer_options();
+  options.num_layers = 3;
+  EXPECT_EQ(bd_layer_create(runtime.handle, &options, &layer), BD_INVALID_ARGUMENT);
+  EXPECT_HAS(bd_last_error(), "belongs to another model");
+}
+
+TEST_F(CapiCalibration, ARankSavesItsHeadsUnderAnotherName) {
+  const Runtime runtime(recipe("calibrate_file").c_str());
+  bd_layer_options options = layer_options();
+  options.num_layers = 1;
+  options.total_kv_heads = 8;
+  options.first_kv_head = 4;
+  Engine engine(runtime.handle, options);
+  ASSERT_EQ(engine.build(150, 150), BD_OK);
+  bd_write_params p = engine.write_params(150);
+  ASSERT_EQ(bd_write(&p), BD_OK);
+  ASSERT_EQ(bd_calibration_save(runtime.handle, nullptr, nullptr), BD_OK) << bd_last_error();
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  const KeyShift part = load_key_shift(path_ + ".heads4-5").take();
+  EXPECT_EQ(part.num_kv_heads, 2);
+  EXPECT_EQ(part.metadata.at("kv_heads"), "4-5");
+  EXPECT_EQ(part.metadata.at("total_kv_heads"), "8");
+}
+
+TEST_F(CapiCalibration, TauIsFoundSavedAndTaken) {
+  nlohmann::json recipe = {{"calibrate_file", path_},
+                           {"probability_tau", "calibrate"},
+                           {"probability_c", 1},
+                           {"sink_tokens", 0},
+                           {"tail_tokens", 0}};
+  {
+    const Runtime runtime(recipe.dump().c_str());
+    ASSERT_EQ(runtime.status, BD_OK) << runtime.error;
+    bd_layer_options options = layer_options();
+    options.num_layers = 1;
+    Engine engine(runtime.handle, options);
+    for (std::size_t i = 0; i < engine.query.size(); ++i) {
+      engine.query[i] = std::cos(2.1F * static_cast<float>(i));
+    }
+    ASSERT_EQ(engine.build(200, 200), BD_OK);
+    bd_write_params write = engine.write_params(200);
+    ASSERT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+    bd_attend_params attend = engine.attend_params(200);
+    ASSERT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+    ASSERT_EQ(bd_calibration_save(runtime.handle, nullptr, nullptr), BD_OK) << bd_last_error();
+  }
+  const KeyShift sidecar = load_key_shift(path_).take();
+  // 200 tokens: 12 blocks lie before the incomplete group.
+  EXPECT_EQ(sidecar.metadata.at("probability_blocks"), "12");
+  recipe.erase("calibrate_file");
+  recipe["key_shift_file"] = path_;
+  const Runtime taken(recipe.dump().c_str());
+  ASSERT_EQ(taken.status, BD_OK) << taken.error;
+  EXPECT_EQ(bd_runtime_recipe_value(taken.handle, "probability_tau") != nullptr
+                ? std::stof(bd_runtime_recipe_value(taken.handle, "probability_tau"))
+                : -1.0F,
+            std::stof(sidecar.metadata.at("probability_tau")));
+  recipe["probability_c"] = 8;
+  const Runtime other(recipe.dump().c_str());
+  EXPECT_EQ(other.status, BD_INVALID_ARGUMENT);
+  EXPECT_HAS(other.error, "calibrate again");
+  KeyShift plain = sidecar;
+  plain.metadata.erase("probability_tau");
+  ASSERT_TRUE(save_key_shift(plain, path_).ok());
+  const Runtime without(recipe.dump().c_str());
+  EXPECT_EQ(without.status, BD_INVALID_ARGUMENT);
+  EXPECT_HAS(without.error, "holds no calibrated tau");
+}
+
+TEST_F(CapiCalibration, KeyMeansImproveShiftedKeys) {
+  KeyShift sidecar;
+  sidecar.num_layers = 2;
+  sidecar.num_kv_heads = kHeads;
+  sidecar.head_dim = kDim;
+  sidecar.values.assign(2 * kHeads * kDim, 0.0F);
+  for (int layer = 0; layer < 2; ++layer) {
+    for (int h = 0; h < kHeads; ++h) {
+      sidecar.values[static_cast<std::size_t>((layer * kHeads + h) * kDim + 5)] = 100.0F;
+    }
+  }
+  ASSERT_TRUE(save_key_shift(sidecar, path_).ok());
+  // Outputs with a constant of 100 on channel 5 of K: with the mean subtracted they equal those of
+  // exact arithmetic far better than without. The query's channel 5 is zero, so the constant itself
+  // is no part of the scores, only of the quantizer's blocks.
+  std::vector<std::vector<float>> outputs;
+  const std::string with = recipe("key_shift_file");
+  for (const char* text : {R"({"mode": "bf16"})",
+                           R"({"key_shift": false, "hadamard": false, "sink_tokens": 0,
+                               "tail_tokens": 0, "arithmetic": "wide"})",
+                           with.c_str()}) {
+    nlohmann::json json = nlohmann::json::parse(text);
+    if (json["mode"] != "bf16") {
+      json["hadamard"] = false;
+      json["sink_tokens"] = 0;
+      json["tail_tokens"] = 0;
+      json["arithmetic"] = "wide";
+    }
+    if (json["mode"].is_null()) json.erase("mode");
+    const Runtime runtime(json.dump().c_str());
+    ASSERT_EQ(runtime.status, BD_OK) << runtime.error;
+    Engine engine(runtime.handle);
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    for (std::size_t i = 0; i < engine.rows.size(); ++i) {
+      engine.rows[i] = normal(random) + (i % kDim == 5 ? 100.0F : 0.0F);
+    }
+    for (std::size_t i = 0; i < engine.query.size(); ++i) {
+      engine.query[i] = i % kDim == 5 ? 0.0F : normal(random);
+    }
+    std::vector<float> values(engine.rows.size());
+    for (float& v : values) v = normal(random);
+    ASSERT_EQ(engine.build(200, 200), BD_OK);
+    bd_write_params write = engine.write_params(200);
+    write.value = Engine::tensor(values.data(), kHeads);
+    ASSERT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+    ASSERT_EQ(engine.build(201, 1), BD_OK);
+    write = engine.write_params(1);
+    ASSERT_EQ(bd_write(&write), BD_OK);
+    bd_attend_params attend = engine.attend_params(1);
+    attend.value = Engine::tensor(values.data(), kHeads);
+    ASSERT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+    outputs.emplace_back(engine.output.begin(), engine.output.begin() + 2 * kHeads * kDim);
+  }
+  double without_error = 0;
+  double with_error = 0;
+  for (std::size_t i = 0; i < outputs[0].size(); ++i) {
+    without_error += std::pow(outputs[1][i] - outputs[0][i], 2);
+    with_error += std::pow(outputs[2][i] - outputs[0][i], 2);
+  }
+  // Channel 5 sets the scale of its block to 100 / 6, and the 15 others vanish; the other blocks of
+  // K and all of V have the same errors either way.
+  EXPECT_LT(with_error, 0.5 * without_error);
+}
+
+}  // namespace
+}  // namespace bitdecoding

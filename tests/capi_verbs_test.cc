@@ -1,0 +1,172 @@
+// bd_write and bd_attend: bad input writes nothing; memory, counters, threads.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "capi_engine.h"
+
+namespace bitdecoding {
+namespace {
+
+TEST(CapiVerbs, RefuseBadParamsAndWriteNothing) {
+  const Runtime runtime(kRecipe);
+  Engine engine(runtime.handle);
+  ASSERT_EQ(engine.build(40, 40), BD_OK) << bd_last_error();
+  const std::vector<std::uint8_t> before = engine.pages;
+  const auto refused = [&](auto change, const char* part) {
+    bd_write_params p = engine.write_params(40);
+    change(p);
+    EXPECT_NE(bd_write(&p), BD_OK) << part;
+    EXPECT_HAS(bd_last_error(), part);
+    EXPECT_EQ(engine.pages, before) << part;
+  };
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  refused([](auto& p) { p.struct_size = 8; }, "struct_size is 8");
+  refused([](auto& p) { p.layer = nullptr; }, "the layer is null");
+  refused([](auto& p) { p.steps = nullptr; }, "the steps are null");
+  refused([](auto& p) { p.num_tokens = 39; }, "the tensors have 39 tokens, and the step has 40");
+  refused([](auto& p) { p.num_tokens = -1; }, "-1 tokens");
+  refused([](auto& p) { p.key.data = nullptr; }, "the data of key is null");
+  refused([](auto& p) { p.value.data = nullptr; }, "the data of value is null");
+  refused([](auto& p) { p.key.dtype = 0; }, "the dtype of key is 0");
+  refused([](auto& p) { p.value.dtype = 9; }, "the dtype of value is 9");
+  refused([](auto& p) { p.key.stride_token = kDim; }, "key overlaps itself");
+  refused([](auto& p) { p.key.stride_head = 0; }, "stride_head 0");
+  refused([](auto& p) { p.key.stride_token = -128; }, "stride_token -128");
+  refused([](auto& p) { p.key.stride_token = kHuge; }, "leaves the address space");
+  refused([](auto& p) { p.key.data = static_cast<const char*>(p.key.data) + 1; }, "aligned");
+  refused([](auto& p) { p.cache.pages = nullptr; }, "pages of the cache are null");
+  refused([](auto& p) { p.cache.num_pages = kPages - 1; }, "the cache has 7 pages");
+  refused([](auto& p) { p.cache.stride_head -= 1; }, "the cache has stride_page");
+  refused([](auto& p) { p.cache.stride_page = p.cache.stride_head; }, "the cache overlaps itself");
+  refused([](auto& p) { p.cache.stride_page = kHuge / 2; }, "leaves the address space");
+  refused([](auto& p) { p.cache.num_slots = kSlots - 1; }, "the shadow pool has 31 slots");
+  refused([](auto& p) { p.cache.shadow = nullptr; }, "the shadow pool is null");
+
+  EXPECT_EQ(bd_write(nullptr), BD_INVALID_ARGUMENT);
+  EXPECT_EQ(bd_attend(nullptr), BD_INVALID_ARGUMENT);
+  bd_attend_params attend = engine.attend_params(40);
+  attend.output.data = nullptr;
+  EXPECT_EQ(bd_attend(&attend), BD_INVALID_ARGUMENT);
+  attend = engine.attend_params(40);
+  attend.query.dtype = 4;
+  EXPECT_EQ(bd_attend(&attend), BD_INVALID_ARGUMENT);
+  EXPECT_HAS(bd_last_error(), "query");
+  EXPECT_EQ(engine.output[0], -77.0F);
+}
+
+TEST(CapiVerbs, HandlesOfDifferentRuntimesOrPageSizesDoNotMix) {
+  const Runtime one(kRecipe);
+  const Runtime two(kRecipe);
+  Engine a(one.handle);
+  Engine b(two.handle);
+  ASSERT_EQ(a.build(8, 8), BD_OK);
+  bd_write_params p = a.write_params(8);
+  p.layer = b.layer;
+  EXPECT_EQ(bd_write(&p), BD_INVALID_ARGUMENT);
+  EXPECT_HAS(bd_last_error(), "different runtimes");
+
+  bd_layer_options wide = layer_options();
+  wide.page_size = 128;
+  bd_layer* layer = nullptr;
+  ASSERT_EQ(bd_layer_create(one.handle, &wide, &layer), BD_OK);
+  p = a.write_params(8);
+  p.layer = layer;
+  EXPECT_EQ(bd_write(&p), BD_INVALID_ARGUMENT);
+  EXPECT_HAS(bd_last_error(), "pages of 128 tokens");
+  bd_layer_destroy(layer);
+}
+
+TEST(CapiVerbs, WritesStayInsideThePagesAndCountNonFiniteInput) {
+  const Runtime runtime(kRecipe);
+  Engine engine(runtime.handle);
+  engine.rows[3] = NAN;
+  engine.rows[40 * kHeads * kDim + 9] = INFINITY;
+  ASSERT_EQ(engine.build(200, 200), BD_OK) << bd_last_error();
+  bd_write_params p = engine.write_params(200);
+  ASSERT_EQ(bd_write(&p), BD_OK) << bd_last_error();
+  for (std::size_t i = engine.pages.size() - 64; i < engine.pages.size(); ++i) {
+    EXPECT_EQ(engine.pages[i], 0xA5);
+  }
+  // Pages 0, 4 and 7 belong to nobody; 5 is in the table beyond the length.
+  for (const int page : {0, 4, 7}) {
+    const auto begin = static_cast<std::size_t>(page * kHeads * engine.head_bytes);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(kHeads * engine.head_bytes); ++i) {
+      ASSERT_EQ(engine.pages[begin + i], 0xA5) << page;
+    }
+  }
+  auto counters = sized<bd_counters>();
+  ASSERT_EQ(bd_counters_get(runtime.handle, &counters), BD_OK);
+  // Each is in K once, and in V too: V's rows begin 17 elements later in the same array.
+  EXPECT_GE(counters.non_finite, 2U);
+  EXPECT_LE(counters.non_finite, 4U);
+  EXPECT_EQ(counters.steps, 1U);
+  EXPECT_GT(counters.used_slots, 0U);
+  ASSERT_EQ(engine.build(201, 1), BD_OK);
+  p = engine.write_params(1);
+  ASSERT_EQ(bd_write(&p), BD_OK) << bd_last_error();
+  bd_attend_params attend = engine.attend_params(1);
+  ASSERT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+  for (int i = 0; i < 2 * kHeads * kDim; ++i) {
+    EXPECT_TRUE(std::isfinite(engine.output[static_cast<std::size_t>(i)]));
+    EXPECT_NE(engine.output[static_cast<std::size_t>(i)], -77.0F);
+  }
+  EXPECT_EQ(engine.output[2 * kHeads * kDim], -77.0F);
+}
+
+TEST(CapiVerbs, ErrorsBelongToTheirThread) {
+  bd_runtime* runtime = nullptr;
+  EXPECT_NE(bd_runtime_create(nullptr, &runtime), BD_OK);
+  const std::string mine = bd_last_error();
+  std::string other = "unset";
+  std::thread([&] { other = bd_last_error(); }).join();
+  EXPECT_EQ(other, "");
+  EXPECT_EQ(bd_last_error(), mine);
+  EXPECT_NE(mine, "");
+}
+
+TEST(CapiVerbs, LayersOfOneRuntimeRunOnTheirOwnThreads) {
+  const Runtime runtime(kRecipe);
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (int i = 0; i < 4; ++i) engines.push_back(std::make_unique<Engine>(runtime.handle));
+  std::vector<std::thread> threads;
+  for (auto& engine : engines) {
+    threads.emplace_back([&engine] {
+      ASSERT_EQ(engine->build(100, 100), BD_OK);
+      bd_write_params write = engine->write_params(100);
+      ASSERT_EQ(bd_write(&write), BD_OK);
+      ASSERT_EQ(engine->build(101, 1), BD_OK);
+      write = engine->write_params(1);
+      ASSERT_EQ(bd_write(&write), BD_OK);
+      bd_attend_params attend = engine->attend_params(1);
+      ASSERT_EQ(bd_attend(&attend), BD_OK);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& engine : engines) {
+    EXPECT_EQ(engine->pages, engines[0]->pages);
+    EXPECT_EQ(engine->output, engines[0]->output);
+  }
+  auto counters = sized<bd_counters>();
+  ASSERT_EQ(bd_counters_get(runtime.handle, &counters), BD_OK);
+  EXPECT_EQ(counters.steps, 8U);
+}
+
+TEST(CapiMemory, HugePagesAreAWish) {
+  std::vector<char> memory(1 << 20);
+  std::int64_t advised = -1;
+  EXPECT_EQ(bd_advise_huge_pages(memory.data(), 1 << 20, &advised), BD_OK);
+  EXPECT_GE(advised, 0);
+  EXPECT_LE(advised, 1 << 20);
+  EXPECT_EQ(bd_advise_huge_pages(memory.data(), 10, &advised), BD_OK);
+  EXPECT_EQ(advised, 0);
+  EXPECT_EQ(bd_advise_huge_pages(nullptr, 10, nullptr), BD_INVALID_ARGUMENT);
+  EXPECT_EQ(bd_advise_huge_pages(memory.data(), -1, nullptr), BD_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace bitdecoding
