@@ -32,4 +32,8 @@ if(BITDECODING_BUILD_CLI)
   target_compile_definitions(cli_program_test PRIVATE
     BITDECODING_PROGRAM="$<TARGET_FILE:bitdecoding_program>")
   add_dependencies(cli_program_test bitdecoding_program)
+  bitdecoding_test(cli_bench_test LABELS unit)
+  target_compile_definitions(cli_bench_test PRIVATE
+    BITDECODING_PROGRAM="$<TARGET_FILE:bitdecoding_program>")
+  add_dependencies(cli_bench_test bitdecoding_program)
 endif()
