@@ -225,16 +225,16 @@ HWY_INLINE void tile_values(const DecodeContext& context, const DecodeTile& tile
                             const std::uint8_t* HWY_RESTRICT levels,
                             const std::uint64_t* HWY_RESTRICT level_sums, const float* keep,
                             const float* weight, float* HWY_RESTRICT out) {
-  constexpr int W = R * kTerms;
+  constexpr int kWork = R * kTerms;
   const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
   alignas(64) std::int32_t scales[4 * kMaxHeadDim / 2];
   alignas(64) float units[kMaxHeadDim];
   const int groups = layout::value_dim_groups(context.head_dim);
   make_scales<kTerms, kMx>(value_scales, groups, 4, 4, scales, units);
-  alignas(64) std::uint8_t wide[2 * W * kWideBytes];
-  for (int w = 0; w < W; ++w) {
+  alignas(64) std::uint8_t wide[2 * kWork * kWideBytes];
+  for (int w = 0; w < kWork; ++w) {
     widen_levels(levels + 64 * w, level_sums + 8 * w, wide + w * kWideBytes,
-                 std::int64_t{W} * kWideBytes);
+                 std::int64_t{kWork} * kWideBytes);
   }
   const std::uint8_t* ahead =
       tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.value_codes;
@@ -269,11 +269,11 @@ HWY_INLINE void masked_values(const DecodeContext& context, const DecodeTile& ti
 template <int R, int kTerms, bool kMx>
 void decode_tile(const DecodeContext& context, const DecodeQuery& query, const DecodeTile& tile,
                  const DecodeState& state) {
-  constexpr int W = R * kTerms;
+  constexpr int kWork = R * kTerms;
   alignas(64) float scores[R * kTileTokens];
   tile_scores<R, kTerms, kMx>(context, query, tile, scores);
-  alignas(64) std::uint8_t levels[kTileTokens * W];
-  alignas(64) std::uint64_t level_sums[8 * W];
+  alignas(64) std::uint8_t levels[kTileTokens * kWork];
+  alignas(64) std::uint64_t level_sums[8 * kWork];
   float top[R];
   for (int r = 0; r < R; ++r) {
     top[r] = finish_scores(context, query, tile, r, scores + kTileTokens * r);
@@ -282,7 +282,7 @@ void decode_tile(const DecodeContext& context, const DecodeQuery& query, const D
     quantize_probabilities<kTerms>(scores + kTileTokens * r, top[r],
                                    levels + kTileTokens * r * kTerms);
   }
-  sum_levels(levels, kTileTokens * W, level_sums);
+  sum_levels(levels, kTileTokens * kWork, level_sums);
   const RowWeights<R> rows = update_state<R, kTerms>(context, top, level_sums, state);
   if (tile.full) {
     const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);

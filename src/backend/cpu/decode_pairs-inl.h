@@ -104,7 +104,7 @@ struct FragmentRun {
 // out = sums, or (kAccumulate) out = out * keep + sums * weight.
 template <int R, int kTerms, bool kAccumulate>
 HWY_INLINE void multiply_fragments(const FragmentRun& run) {
-  constexpr int W = R * kTerms;
+  constexpr int kWork = R * kTerms;
   const DF df;
   const DI32 di32;
   const VU8 table = e2m1_table(12);
@@ -113,9 +113,9 @@ HWY_INLINE void multiply_fragments(const FragmentRun& run) {
     for (int pass = 0; pass < kRowVectors; ++pass) {
       const std::uint8_t* HWY_RESTRICT wide = run.wide;
       const std::int64_t first = std::int64_t{64} * 2 * group * run.stride;
-      VI32 sum[W];
+      VI32 sum[kWork];
 #pragma GCC unroll 4
-      for (int w = 0; w < W; ++w) sum[w] = hn::Zero(di32);
+      for (int w = 0; w < kWork; ++w) sum[w] = hn::Zero(di32);
 #pragma GCC unroll 1
       for (int b = 0; b < pairs; ++b) {
         const std::int64_t at = first + kTwoBlocks * b;
@@ -128,7 +128,7 @@ HWY_INLINE void multiply_fragments(const FragmentRun& run) {
         const VI16 scale = hn::BitCast(
             DI16(), hn::Load(di32, run.scales + 16 * (group * pairs + b) + kLanes * pass));
 #pragma GCC unroll 4
-        for (int w = 0; w < W; ++w, wide += kWideBytes) {
+        for (int w = 0; w < kWork; ++w, wide += kWideBytes) {
           sum[w] = hn::Add(sum[w], mul_add_pairs(multiply_pairs(block, wide), scale));
         }
       }
