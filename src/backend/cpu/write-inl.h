@@ -342,9 +342,9 @@ inline void write_group(const WriteParams& params, const GroupWrite& write, int 
   // A whole group, and the zero blocks that fill the last vector.
   alignas(64) float rows[kMaxGroupRows * kMaxRowDims + kMaxScaleBlock * kBlockLanes];
   load_rows(job, Side::kKey, rows);
-  const auto padding = static_cast<std::size_t>(kMaxScaleBlock * kBlockLanes);
+  constexpr std::size_t kPadding = std::size_t{kMaxScaleBlock} * kBlockLanes;
   float* end = rows + std::int64_t{write.num_rows} * g.head_dim;
-  std::memset(end, 0, sizeof(float) * padding);
+  std::memset(end, 0, sizeof(float) * kPadding);
   if (g.format == Format::kNvfp4) {
     write_tiled<false>(job, rows);
   } else if (g.format == Format::kMxfp4) {
