@@ -18,7 +18,8 @@ std::int64_t advise(void* data, std::int64_t bytes) {
   const std::uintptr_t begin = (address + page - 1) / page * page;
   const std::uintptr_t end = (address + static_cast<std::uintptr_t>(bytes)) / page * page;
   if (end <= begin) return 0;
-  if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) != 0) return 0;
+  void* start = static_cast<char*>(data) + (begin - address);
+  if (madvise(start, end - begin, MADV_HUGEPAGE) != 0) return 0;
   return static_cast<std::int64_t>(end - begin);
 #else
   (void)data;
