@@ -1,6 +1,7 @@
 // The runtime: recipe, backend and sidecar of a process.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "capi/internal.h"
@@ -130,7 +131,8 @@ Status page_info(const RuntimeState& state, std::int32_t head_dim, std::int32_t 
   info->groups_per_page = geometry.groups_per_page;
   info->slot_bytes_per_head = shadow_slot_bytes(1, geometry.group_tokens, head_dim);
   info->min_slots = min_shadow_slots(state.shadow_rule(geometry), max_requests);
-  info->bytes_per_token_x1000 = static_cast<std::int32_t>(geometry.bytes_per_token * 1000.0 + 0.5);
+  info->bytes_per_token_x1000 =
+      static_cast<std::int32_t>(std::lround(geometry.bytes_per_token * 1000.0));
   return {};
 }
 
