@@ -52,7 +52,7 @@ TEST(Reproducible, ResultsAreAFunctionOfTheTokens) {
       o.num_q_heads = 2;
       World one(o);
       const auto whole = outputs_in_chunks(one, one.add_sequence(kPages), 0, {180});
-      for (int trial = 0; trial < 4; ++trial) {
+      for (int trial = 0; trial < 2; ++trial) {
         std::vector<std::int64_t> chunks;
         for (std::int64_t left = 180; left > 0;) {
           const std::int64_t n =
@@ -120,24 +120,26 @@ TEST(Default, DecodeDoesNotDependOnHowThePromptWasCut) {
 }
 
 TEST(Causality, NoRowSeesALaterToken) {
-  for (const Format f : kFormats) {
+  for (const Format f : {Format::kNvfp4, Format::kMxfp4, Format::kNvfp4Rows}) {
     for (const std::int64_t query : {std::int64_t{4}, std::int64_t{12}}) {
       for (const bool reproducible : {false, true}) {
         WorldOptions o;
         o.format = f;
         o.reproducible = reproducible;
+        o.num_kv_heads = 1;
+        o.num_q_heads = 2;
         // Values of rejected or later tokens change V's block scale in pages, so only BF16 or
         // unblocked sources are free of them; the tail covers the last rows here.
         World a(o);
         const int s = a.add_sequence(kPages);
-        outputs_in_chunks(a, s, 0, {100 - query});
-        const auto first = static_cast<std::uint32_t>(100 - query);
+        outputs_in_chunks(a, s, 0, {60 - query});
+        const auto first = static_cast<std::uint32_t>(60 - query);
         const StepResult base = a.step({{s, iota_tokens(first, query)}});
         ASSERT_TRUE(base.status.ok());
-        for (std::int64_t marked = 0; marked < query; ++marked) {
+        for (std::int64_t marked = 0; marked < query; marked += 3) {
           World b(o);
           const int t = b.add_sequence(kPages);
-          outputs_in_chunks(b, t, 0, {100 - query});
+          outputs_in_chunks(b, t, 0, {60 - query});
           std::vector<std::uint32_t> tokens = iota_tokens(first, query);
           tokens[static_cast<std::size_t>(marked)] += 777;
           const StepResult r = b.step({{t, tokens}});
