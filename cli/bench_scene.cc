@@ -13,6 +13,8 @@ namespace bitdecoding::cli {
 namespace {
 
 constexpr std::size_t kNormalValues = std::size_t{1} << 20;
+// Queries have values of their own: one cut where a key was cut would score far above all others.
+constexpr std::size_t kQueryValues = std::size_t{1} << 18;
 constexpr std::int64_t kFillTokens = 4096;  // of all sequences in one step
 enum Tensor : std::uint64_t { kQuery = 1, kKey = 2, kValue = 3 };
 
@@ -157,7 +159,7 @@ Status Scene::allocate() {
 void Scene::make_inputs() {
   std::mt19937_64 generator(options_.seed);
   std::normal_distribution<float> normal;
-  normal_.resize(kNormalValues);
+  normal_.resize(kNormalValues + kQueryValues);
   for (float& x : normal_) x = normal(generator);
   if (!recipe_.key_shift) return;
   key_shift_.resize(static_cast<std::size_t>(options_.kv_heads) *
@@ -170,6 +172,9 @@ void Scene::make_inputs() {
 void Scene::make_rows(std::uint64_t tensor, int heads, const float* shift, Rows* rows) const {
   const int dim = options_.head_dim;
   const bool f32 = options_.dtype == "f32";
+  const float* table = normal_.data() + (tensor == kQuery ? kNormalValues : 0);
+  const std::size_t offsets =
+      (tensor == kQuery ? kQueryValues : kNormalValues) - static_cast<std::size_t>(dim);
   const auto tokens = static_cast<std::size_t>(count_ * options_.batch);
   const std::size_t elements =
       tokens * static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim);
@@ -183,8 +188,7 @@ void Scene::make_rows(std::uint64_t tensor, int heads, const float* shift, Rows*
     for (int head = 0; head < heads; ++head) {
       const std::uint64_t id = ((sequence << 24 | position) << 12 | static_cast<unsigned>(head))
                                << 2;
-      const float* source = &normal_[mix(options_.seed ^ mix(id | tensor)) %
-                                     (kNormalValues - static_cast<std::size_t>(dim))];
+      const float* source = table + mix(options_.seed ^ mix(id | tensor)) % offsets;
       for (int d = 0; d < dim; ++d, ++out) {
         const float x = source[d] + (shift != nullptr ? shift[head * dim + d] : 0.0F);
         if (f32) {
