@@ -1,14 +1,15 @@
 """The process-wide part: one bd_runtime a recipe, its counters, calibration and the start line.
 
 A runtime lives as long as a layer or a step object refers to it, so an engine that goes away takes
-its own with it, and two engines with the same recipe share one.
+its own with it, and two engines with the same recipe share one. One that calibrates lives until its
+process exits, when it writes its means.
 """
 
-import atexit
 import json
 import os
 import weakref
 from ctypes import byref, c_uint64
+from multiprocessing import util
 
 from vllm.logger import init_logger
 
@@ -216,6 +217,10 @@ def for_engine(vllm_config):
     if runtime is None:
         runtime = _create(source, note, model)
         _runtimes[key] = runtime
+        if runtime.calibrate_file:
+            # vLLM frees the layers, and with them the runtime, before the worker exits; and a forked
+            # worker exits without atexit. This holds the runtime and runs in both kinds of worker.
+            util.Finalize(None, runtime.try_to_save_calibration, exitpriority=100)
     _current = weakref.ref(runtime)
     return runtime
 
@@ -253,9 +258,3 @@ def current_mode():
 
 def live():
     return list(_runtimes.values())
-
-
-@atexit.register
-def _save_at_exit():
-    for runtime in live():
-        runtime.try_to_save_calibration()
