@@ -1,8 +1,8 @@
 """The process-wide part: one bd_runtime a recipe, its counters, calibration and the start line.
 
 A runtime lives as long as a layer or a step object refers to it, so an engine that goes away takes
-its own with it, and two engines with the same recipe share one. One that calibrates lives until its
-process exits, when it writes its means.
+its own with it, and two engines with the same recipe share one. One that calibrates lives until
+its process exits, when it writes its means.
 """
 
 import json
@@ -254,7 +254,3 @@ def current():
 def current_mode():
     runtime = current()
     return "stock" if runtime is None else runtime.mode
-
-
-def live():
-    return list(_runtimes.values())
