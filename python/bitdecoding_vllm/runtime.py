@@ -218,7 +218,7 @@ def for_engine(vllm_config):
         runtime = _create(source, note, model)
         _runtimes[key] = runtime
         if runtime.calibrate_file:
-            # vLLM frees the layers, and with them the runtime, before the worker exits; and a forked
+            # vLLM frees the layers, and with them the runtime, before the worker exits; a forked
             # worker exits without atexit. This holds the runtime and runs in both kinds of worker.
             util.Finalize(None, runtime.try_to_save_calibration, exitpriority=100)
     _current = weakref.ref(runtime)
