@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -253,6 +254,26 @@ TEST_F(Children, StopEndsGrandchildrenThatIgnoreTermAndThoseInOtherSessions) {
       EXPECT_EQ(state, "Z") << pid;
     }
   }
+}
+
+// In a process of its own: signals are watched once a process, and then for good.
+TEST_F(Children, AnInterruptionEndsAServerThatWillNotEnd) {
+  const pid_t program = fork();
+  ASSERT_GE(program, 0);
+  if (program == 0) {
+    watch_signals(std::chrono::seconds(1));
+    Result<std::unique_ptr<ChildProcess>> child =
+        ChildProcess::start(shell("trap '' TERM; echo $$; while :; do sleep 1; done"), log_);
+    if (!child.ok() || interrupted() || pids(1).size() != 1) _exit(2);
+    kill(getpid(), SIGTERM);
+    for (int i = 0; i < 3000 && child.value()->running(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    _exit(interrupted() && child.value()->how_it_ended() == "signal 9 (Killed)" ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(program, &status, 0), program);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST_F(Children, HowItEndedIsToldAndTheEnvironmentArrives) {

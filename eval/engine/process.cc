@@ -30,9 +30,6 @@ std::atomic<bool> was_interrupted{false};
 std::mutex groups_mutex;
 std::set<pid_t> groups;
 
-// How long an interrupted server may take to end by itself.
-constexpr int kPatienceSeconds = 8;
-
 struct ProcessId {
   pid_t pid;
   unsigned long long start_time;
@@ -262,7 +259,7 @@ void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 bool interrupted() { return was_interrupted.load(); }
 
-void watch_signals() {
+void watch_signals(std::chrono::seconds patience) {
   sigset_t watched;
   sigemptyset(&watched);
   sigaddset(&watched, SIGINT);
@@ -270,7 +267,7 @@ void watch_signals() {
   sigaddset(&watched, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &watched, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  std::thread([watched] {
+  std::thread([watched, patience] {
     int number = 0;
     while (sigwait(&watched, &number) != 0) {
     }
@@ -278,8 +275,8 @@ void watch_signals() {
     signal_groups(SIGTERM);
     // A server that waits for a worker that is gone already would keep a request, and with it this
     // program, waiting for ever.
-    const timespec patience{kPatienceSeconds, 0};
-    while (sigtimedwait(&watched, nullptr, &patience) < 0 && errno == EINTR) {
+    const timespec limit{static_cast<time_t>(patience.count()), 0};
+    while (sigtimedwait(&watched, nullptr, &limit) < 0 && errno == EINTR) {
     }
     for (;;) {
       signal_groups(SIGKILL);

@@ -55,9 +55,9 @@ class ChildProcess {
 void adopt_orphans();
 
 // SIGINT, SIGTERM, SIGHUP: the first signal asks every running child to end and makes
-// `interrupted()` true; a second one, or eight seconds, kills them. Call once, before any thread is
+// `interrupted()` true; a second one, or `patience`, kills them. Call once, before any thread is
 // started.
-void watch_signals();
+void watch_signals(std::chrono::seconds patience = std::chrono::seconds(8));
 bool interrupted();
 
 }  // namespace bitdecoding::eval

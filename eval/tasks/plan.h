@@ -9,13 +9,13 @@ namespace bitdecoding::eval {
 
 struct Plan {
   std::vector<std::string> questions;
-  int answer_tokens = 40;
+  int answer_tokens = 32;
   std::vector<std::size_t> needle_lengths;
   std::size_t kl_tokens = 4096;
   std::size_t kl_first = 256;      // scored from this position on
   std::size_t context = 6144;      // of the throughput task
   std::vector<int> users;          // at the same time
-  int decode_tokens = 64;          // each user's answer in the throughput task
+  int decode_tokens = 48;          // each user's answer in the throughput task
   std::size_t chunk_tokens = 128;  // --max-num-batched-tokens
 };
 
