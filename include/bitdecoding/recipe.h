@@ -20,7 +20,7 @@ enum class ScaleRule : std::uint8_t {
   kMxfp4Floor = 5
 };
 
-// wide: queries and probabilities keep 15 bits or more. int8: 8 bits (CPU's fast path, an error
+// wide: queries and probabilities keep 14 bits. int8: 8 bits (CPU's fast path, an error
 // of about 0.5 %). fp4: two-term NVFP4 queries and NVFP4 probabilities, as FP4 tensor cores
 // compute.
 enum class Arithmetic : std::uint8_t { kWide = 1, kFp4 = 2, kInt8 = 3 };
