@@ -48,13 +48,18 @@ std::vector<std::string> shared_flags(const ServeSettings& settings, int port) {
           "--kv-cache-memory-bytes",
           std::to_string(settings.cache_bytes),
           "--enforce-eager",
+          "--distributed-executor-backend",
+          "uni",
           "--enable-prompt-tokens-details"};
 }
 
 std::map<std::string, std::string> shared_environment(const ServeSettings& settings) {
   // vLLM would keep one core for its front end and bind the worker to the others; the front end is
-  // idle while the worker computes, so all cores compute and nothing spins.
-  return {{"VLLM_SERVER_DEV_MODE", "1"},
+  // idle while the worker computes, so all cores compute and nothing spins. A worker in a process
+  // of its own would make the engine poll for its answers, on a core that the worker needs, and
+  // take another 10 s to start: "uni" and this variable keep it in the engine's process.
+  return {{"VLLM_ENABLE_V1_MULTIPROCESSING", "0"},
+          {"VLLM_SERVER_DEV_MODE", "1"},
           {"VLLM_NO_USAGE_STATS", "1"},
           {"HF_HUB_OFFLINE", "1"},
           {"VLLM_CPU_OMP_THREADS_BIND", "nobind"},

@@ -168,6 +168,7 @@ std::string log_line_chart(const std::string& title, const std::string& x_title,
   const Frame frame = frame_for(curves, x_first, x_step);
   std::string body = grid_of(frame, x_title);
   double legend_x = frame.left;
+  double legend_y = frame.bottom + 58;
   for (const Curve& curve : curves) {
     std::string points;
     for (std::size_t i = 0; i < curve.y.size(); ++i) {
@@ -176,14 +177,18 @@ std::string log_line_chart(const std::string& title, const std::string& x_title,
                             frame.y(curve.y[i]));
     }
     body += fmt::format("<polyline points=\"{}\" class=\"line t{}\"/>\n", points, curve.series);
-    const double y = frame.bottom + 58;
+    const double width = 48 + 8.0 * static_cast<double>(curve.label.size());
+    if (legend_x > frame.left && legend_x + width > kWidth) {
+      legend_x = frame.left;
+      legend_y += 22;
+    }
     body += fmt::format(
         "<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" class=\"line t{}\"/>\n",
-        legend_x, legend_x + 22, y - 4, y - 4, curve.series);
-    body += svg_text(legend_x + 28, y, curve.label, "start", "label");
-    legend_x += 48 + 8.0 * static_cast<double>(curve.label.size());
+        legend_x, legend_x + 22, legend_y - 4, legend_y - 4, curve.series);
+    body += svg_text(legend_x + 28, legend_y, curve.label, "start", "label");
+    legend_x += width;
   }
-  return figure(title, frame.bottom + 68, body);
+  return figure(title, legend_y + 10, body);
 }
 
 }  // namespace bitdecoding::eval

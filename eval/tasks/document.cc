@@ -71,7 +71,8 @@ std::vector<Needle> make_needles(unsigned seed) {
   // Taken from the generator's bits directly: distributions differ between standard libraries.
   std::mt19937 random(seed);
   std::vector<Needle> out;
-  for (const char* place : {"lighthouse", "orchard", "harbour", "library"}) {
+  for (const char* place :
+       {"lighthouse", "orchard", "harbour", "library", "bakery", "museum", "stable", "tower"}) {
     std::string code;
     do {
       code = std::to_string(10000 + random() % 90000);

@@ -1,4 +1,4 @@
-// The one long text that all tasks share: real text with four facts hidden in it.
+// The one long text that all tasks share: real text with eight facts hidden in it.
 //
 // Every prompt is a beginning of the same token list, with a question behind it. So a server
 // prefills each token once, and every task after the first reads earlier tokens from the cache.
@@ -39,7 +39,7 @@ std::string needle_question(const Needle& needle);
 // Contains the code as a number of its own: 48213 is not found in 148213.
 bool needle_found(const Needle& needle, const std::string& answer);
 
-// Four places with codes that depend on the seed alone.
+// Eight places with codes that depend on the seed alone.
 std::vector<Needle> make_needles(unsigned seed);
 
 // `text` with the needles' sentences between its paragraphs, the first after about `first_at`
