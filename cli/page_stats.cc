@@ -26,7 +26,7 @@ std::uint8_t code_at(const PageGeometry& g, const std::uint8_t* tile, int side, 
   const layout::Nibble n = side == 0
                                ? layout::key_code(g.format, g.order, g.head_dim, token, dim)
                                : layout::value_code(g.format, g.order, g.head_dim, token, dim);
-  return (tile[n.byte] >> n.shift) & 0xF;
+  return layout::take_code(tile[n.byte], n);
 }
 
 std::uint8_t scale_at(const PageGeometry& g, const std::uint8_t* tile, int side, int token,

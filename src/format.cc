@@ -26,6 +26,8 @@ std::string_view fragment_order_name(FragmentOrder order) {
       return "fp4_mma";
     case FragmentOrder::kQuad:
       return "quad";
+    case FragmentOrder::kFp16Mma:
+      return "fp16_mma";
   }
   return "unknown";
 }

@@ -69,19 +69,20 @@ TEST(GoldenPages, HoldTheirInput) {
 TEST(FragmentOrders, ThereAndBackIsTheSameBytes) {
   for (const Format f : kFormats) {
     for (const int dim : kHeadDims) {
-      const PageGeometry g = geometry(f, FragmentOrder::kQuad, dim);
-      const auto in = random_bytes(g.head_bytes, 1);
-      std::vector<std::uint8_t> mma(in.size(), 0xEE);
-      std::vector<std::uint8_t> back(in.size(), 0xEE);
-      const FragmentOrder a = FragmentOrder::kQuad;
-      const FragmentOrder b = FragmentOrder::kFp4Mma;
-      ASSERT_TRUE(convert_fragment_order(g, a, b, in, mma).ok());
-      ASSERT_TRUE(convert_fragment_order(g, b, a, mma, back).ok());
-      EXPECT_EQ(back, in);
-      if (is_tiled(f)) {
-        EXPECT_NE(mma, in);
-      } else {
-        EXPECT_EQ(mma, in);
+      for (const FragmentOrder a : {FragmentOrder::kQuad, FragmentOrder::kFp16Mma}) {
+        const PageGeometry g = geometry(f, a, dim);
+        const auto in = random_bytes(g.head_bytes, 1);
+        std::vector<std::uint8_t> mma(in.size(), 0xEE);
+        std::vector<std::uint8_t> back(in.size(), 0xEE);
+        const FragmentOrder b = FragmentOrder::kFp4Mma;
+        ASSERT_TRUE(convert_fragment_order(g, a, b, in, mma).ok());
+        ASSERT_TRUE(convert_fragment_order(g, b, a, mma, back).ok());
+        EXPECT_EQ(back, in);
+        if (is_tiled(f)) {
+          EXPECT_NE(mma, in);
+        } else {
+          EXPECT_EQ(mma, in);
+        }
       }
     }
   }
@@ -90,15 +91,20 @@ TEST(FragmentOrders, ThereAndBackIsTheSameBytes) {
 TEST(FragmentOrders, ElementsKeepTheirValues) {
   for (const Format f : {Format::kNvfp4, Format::kMxfp4}) {
     for (const int dim : kHeadDims) {
+      const PageGeometry half = geometry(f, FragmentOrder::kFp16Mma, dim);
       const PageGeometry quad = geometry(f, FragmentOrder::kQuad, dim);
       const PageGeometry mma = geometry(f, FragmentOrder::kFp4Mma, dim);
       const auto in = random_bytes(quad.head_bytes, 2, 0x7F);
       std::vector<std::uint8_t> out(in.size());
       ASSERT_TRUE(convert_fragment_order(quad, quad.order, mma.order, in, out).ok());
+      std::vector<std::uint8_t> third(in.size());
+      ASSERT_TRUE(convert_fragment_order(quad, quad.order, half.order, in, third).ok());
       std::uint64_t corrupt = 0;
       for (int row = 0; row < quad.page_size; ++row) {
         for (int d = 0; d < dim; ++d) {
           for (const Side side : {Side::kKey, Side::kValue}) {
+            ASSERT_EQ(read_element(quad, in.data(), side, row, d, 1.0F, &corrupt),
+                      read_element(half, third.data(), side, row, d, 1.0F, &corrupt));
             ASSERT_EQ(read_element(quad, in.data(), side, row, d, 1.0F, &corrupt),
                       read_element(mma, out.data(), side, row, d, 1.0F, &corrupt));
           }
@@ -161,7 +167,8 @@ Status import_into(const PageGeometry& g, const std::vector<std::uint8_t>& bytes
 
 TEST(Exchange, RoundTripsThroughEitherOrder) {
   for (const Format f : kFormats) {
-    for (const FragmentOrder from : {FragmentOrder::kQuad, FragmentOrder::kFp4Mma}) {
+    for (const FragmentOrder from :
+         {FragmentOrder::kQuad, FragmentOrder::kFp4Mma, FragmentOrder::kFp16Mma}) {
       const Exported e = exported(f, from, 3, 2);
       const auto tag = read_format_tag(e.bytes);
       ASSERT_TRUE(tag.ok()) << tag.status().message();

@@ -18,6 +18,9 @@ PageGeometry geometry(Format f, FragmentOrder o, int head_dim, int page_size) {
 constexpr Format kFormats[] = {Format::kBf16, Format::kFp8E4m3, Format::kNvfp4Rows, Format::kNvfp4,
                                Format::kMxfp4};
 
+constexpr FragmentOrder kOrders[] = {FragmentOrder::kFp4Mma, FragmentOrder::kQuad,
+                                     FragmentOrder::kFp16Mma};
+
 // Marks [byte, byte + n) halves; every half must be met exactly once in the end.
 class Coverage {
  public:
@@ -64,7 +67,7 @@ void cover_side(const PageGeometry& g, Side side, Coverage* coverage) {
 
 TEST(PageLayout, IsABijectionOntoThePage) {
   for (const Format f : kFormats) {
-    for (const FragmentOrder o : {FragmentOrder::kFp4Mma, FragmentOrder::kQuad}) {
+    for (const FragmentOrder o : kOrders) {
       for (const int dim : kHeadDims) {
         for (const int page : {64, 128, 192, 1024}) {
           const PageGeometry g = geometry(f, o, dim, page);
@@ -81,7 +84,7 @@ TEST(PageLayout, IsABijectionOntoThePage) {
 
 TEST(PageLayout, ElementsOfABlockShareTheirScale) {
   for (const Format f : {Format::kNvfp4Rows, Format::kNvfp4, Format::kMxfp4}) {
-    for (const FragmentOrder o : {FragmentOrder::kFp4Mma, FragmentOrder::kQuad}) {
+    for (const FragmentOrder o : kOrders) {
       for (const int dim : kHeadDims) {
         const PageGeometry g = geometry(f, o, dim, 128);
         const int block = scale_block(f);
@@ -136,8 +139,50 @@ TEST(PageLayout, Fp4MmaFragmentIsTheMmaOperand) {
   }
 }
 
+// fp16_mma: the same words; code j under the mask 0x8E of byte j is its value as E5M2 times 2^-14,
+// and code j + 4 gets there by two shifts.
+TEST(PageLayout, Fp16MmaUnpacksWithMasks) {
+  for (int code = 0; code < 16; ++code) {
+    for (int column = 0; column < 8; ++column) {
+      const layout::Nibble n = layout::fragment_code(FragmentOrder::kFp16Mma, 0, column);
+      EXPECT_EQ(n.byte, column % 4);
+      const int byte =
+          layout::put_code(column < 4 ? 0x71 : 0x8E, n, static_cast<std::uint8_t>(code));
+      EXPECT_EQ(layout::take_code(static_cast<std::uint8_t>(byte), n), code);
+      EXPECT_EQ(byte & (column < 4 ? 0x71 : 0x8E), column < 4 ? 0x71 : 0x8E)
+          << "other code changed";
+      const int e5m2 = column < 4 ? byte & 0x8E : ((byte << 1) & 0x82) | ((byte >> 2) & 0x0C);
+      const int exponent = (e5m2 >> 2) & 31;
+      const double fraction = (e5m2 & 3) / 4.0;
+      const double magnitude =
+          exponent == 0 ? fraction * 0x1p-14 : (1.0 + fraction) * std::ldexp(1.0, exponent - 15);
+      EXPECT_EQ((e5m2 & 0x80) != 0 ? -magnitude : magnitude,
+                double{decode_e2m1(static_cast<std::uint8_t>(code))} * 0x1p-14);
+    }
+  }
+}
+
+// fp16_mma: the scales of rows g and g + 8 that a lane multiplies with are one word.
+TEST(PageLayout, Fp16MmaScalesAreOneWordALane) {
+  for (const Format f : {Format::kNvfp4, Format::kMxfp4}) {
+    const int columns_of_block = scale_block(f);
+    for (int lane = 0; lane < 32; ++lane) {
+      std::set<int> words;
+      for (int w = 0; w < 4; ++w) {
+        const int row = lane / 4 + 8 * (w & 1);
+        const int column = 32 * (w >> 1) + 8 * (lane % 4);
+        const int at =
+            layout::fragment_scale(FragmentOrder::kFp16Mma, f, row, column / columns_of_block);
+        words.insert(at / 4);
+        EXPECT_EQ(at % 4, 2 * (w & 1) + (w >> 1));
+      }
+      EXPECT_EQ(words.size(), 1U);
+    }
+  }
+}
+
 TEST(PageLayout, KeyRowsAreAPermutationOfEachRowGroup) {
-  for (const FragmentOrder o : {FragmentOrder::kFp4Mma, FragmentOrder::kQuad}) {
+  for (const FragmentOrder o : kOrders) {
     std::set<std::pair<int, int>> seen;
     for (int token = 0; token < 64; ++token) {
       const int row = layout::key_row(o, token);
@@ -206,7 +251,7 @@ TEST(PageLayout, DocumentedVectors) {
 // A group of 16 value tokens is a whole number of bytes: writing it touches no other group's.
 TEST(PageLayout, ValueGroupsShareNoByte) {
   for (const Format f : {Format::kNvfp4, Format::kMxfp4}) {
-    for (const FragmentOrder o : {FragmentOrder::kFp4Mma, FragmentOrder::kQuad}) {
+    for (const FragmentOrder o : kOrders) {
       const PageGeometry g = geometry(f, o, 96, 128);
       std::vector<int> owner(static_cast<std::size_t>(g.head_bytes), -1);
       for (int row = 0; row < g.page_size; ++row) {

@@ -22,8 +22,9 @@ enum class Format : std::uint8_t {
 
 // Order of the bits inside a 512-byte fragment and its scale bytes; tiled formats only.
 enum class FragmentOrder : std::uint8_t {
-  kFp4Mma = 1,  // operand order of the block-scaled FP4 MMA: how pages are exchanged
-  kQuad = 2,    // four columns a row, 16 rows: what integer dot products on CPUs read
+  kFp4Mma = 1,   // operand order of the block-scaled FP4 MMA: how pages are exchanged
+  kQuad = 2,     // four columns a row, 16 rows: what integer dot products on CPUs read
+  kFp16Mma = 3,  // kFp4Mma with the bits of a word arranged for one-mask unpacking to FP16 (CUDA)
 };
 
 enum class DType : std::uint8_t { kF32 = 1, kBf16 = 2, kF16 = 3 };

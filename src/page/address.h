@@ -49,12 +49,11 @@ inline std::int64_t element_address(const PageGeometry& g, Side side, int row, i
 }
 
 inline std::uint8_t get_nibble(const std::uint8_t* head, layout::Nibble n) {
-  return static_cast<std::uint8_t>((head[n.byte] >> n.shift) & 15U);
+  return layout::take_code(head[n.byte], n);
 }
 
 inline void set_nibble(std::uint8_t* head, layout::Nibble n, std::uint8_t code) {
-  head[n.byte] = static_cast<std::uint8_t>((head[n.byte] & (0xF0U >> n.shift)) |
-                                           static_cast<unsigned>(code << n.shift));
+  head[n.byte] = layout::put_code(head[n.byte], n, code);
 }
 
 // K columns of a tiled page, those past head_dim included.

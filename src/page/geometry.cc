@@ -25,10 +25,11 @@ Result<PageGeometry> PageGeometry::make(Format format, FragmentOrder order, int 
                     "(nvfp4_rows), 4 (nvfp4) or 5 (mxfp4)",
                     static_cast<int>(format)));
   }
-  if (order != FragmentOrder::kFp4Mma && order != FragmentOrder::kQuad) {
+  if (order != FragmentOrder::kFp4Mma && order != FragmentOrder::kQuad &&
+      order != FragmentOrder::kFp16Mma) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("fragment order number {} does not exist; expected 1 (fp4_mma) or 2 "
-                              "(quad)",
+                  fmt::format("fragment order number {} does not exist; expected 1 (fp4_mma), 2 "
+                              "(quad) or 3 (fp16_mma)",
                               static_cast<int>(order)));
   }
   if (std::find(kHeadDims.begin(), kHeadDims.end(), head_dim) == kHeadDims.end()) {

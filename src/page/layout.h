@@ -14,9 +14,13 @@
 // kFp4Mma inside a fragment: byte 16 * (4 g + t) + 4 w + b, lane g = row % 8, t, word
 // w = row / 8 + 2 * (column / 32), column % 32 = 8 t + c; c = 2 i is nibble i and c = 2 i + 1 is
 // nibble i + 4 of the word. Scales: byte kBlocks * row + block.
-// kQuad inside a fragment: rows are renamed to `rank` (order of the tokens; dims unchanged); byte
-// 64 * (column / 8) + 4 * rank + column % 4, low nibble for column % 8 < 4. Scales: byte
-// 16 * block + rank.
+// kFp16Mma inside a fragment: kFp4Mma's words, columns in natural order (c = 0..7), byte j of the
+// word holding codes j and j + 4: code j at bits 7, 3, 2, 1 (sign first), code j + 4 at bits 6, 5,
+// 4, 0. One mask leaves code j as E5M2, which is FP16's upper byte: the value times 2^-14. Scales:
+// row r = g + 8 up, NVFP4 block b = 2 half + h is byte 4 * (2 g + h) + 2 up + half, MXFP4 block
+// half is byte 4 g + 2 up + half: one word a lane. kQuad inside a fragment: rows are renamed to
+// `rank` (order of the tokens; dims unchanged); byte 64 * (column / 8) + 4 * rank + column % 4, low
+// nibble for column % 8 < 4. Scales: byte 16 * block + rank.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +36,25 @@ inline constexpr int kFragmentColumns = 64;
 
 struct Nibble {
   std::int64_t byte;
-  int shift;  // 0 or 4
+  int shift;            // 0 or 4
+  bool spread = false;  // kFp16Mma: bits 7, 3, 2, 1 (shift 0) or 6, 5, 4, 0 (shift 4) of the byte
 };
+
+BD_HOST_DEVICE constexpr std::uint8_t take_code(std::uint8_t byte, Nibble n) {
+  if (!n.spread) return static_cast<std::uint8_t>((byte >> n.shift) & 15);
+  return static_cast<std::uint8_t>(n.shift == 0 ? ((byte >> 4) & 8) | ((byte >> 1) & 7)
+                                                : ((byte >> 3) & 14) | (byte & 1));
+}
+
+// `byte` with the code at its place; the other code is left alone.
+BD_HOST_DEVICE constexpr std::uint8_t put_code(std::uint8_t byte, Nibble n, std::uint8_t code) {
+  if (!n.spread) {
+    return static_cast<std::uint8_t>((byte & (0xF0 >> n.shift)) | (code << n.shift));
+  }
+  return static_cast<std::uint8_t>(n.shift == 0
+                                       ? (byte & 0x71) | ((code & 8) << 4) | ((code & 7) << 1)
+                                       : (byte & 0x8E) | ((code & 14) << 3) | (code & 1));
+}
 
 BD_HOST_DEVICE constexpr int scale_blocks_per_row(Format f) { return f == Format::kMxfp4 ? 2 : 4; }
 BD_HOST_DEVICE constexpr int fragment_scale_bytes(Format f) {
@@ -95,10 +116,11 @@ BD_HOST_DEVICE constexpr int key_mma_row(int token) {
 BD_HOST_DEVICE constexpr int key_quad_rank(int token) { return 4 * ((token % 32) / 8) + token % 4; }
 
 BD_HOST_DEVICE constexpr Nibble fragment_code(FragmentOrder order, int row, int column) {
-  if (order == FragmentOrder::kFp4Mma) {
+  if (order != FragmentOrder::kQuad) {
     const int lane = 4 * (row % 8) + (column % 32) / 8;
     const int word = row / 8 + 2 * (column / 32);
     const int c = column % 8;
+    if (order == FragmentOrder::kFp16Mma) return {16 * lane + 4 * word + c % 4, c & 4, true};
     const int nibble = c / 2 + 4 * (c % 2);
     return {16 * lane + 4 * word + nibble / 2, 4 * (nibble % 2)};
   }
@@ -106,14 +128,17 @@ BD_HOST_DEVICE constexpr Nibble fragment_code(FragmentOrder order, int row, int 
 }
 
 BD_HOST_DEVICE constexpr int fragment_scale(FragmentOrder order, Format f, int row, int block) {
-  return order == FragmentOrder::kFp4Mma ? scale_blocks_per_row(f) * row + block
-                                         : kFragmentRows * block + row;
+  const int blocks = scale_blocks_per_row(f);
+  if (order == FragmentOrder::kFp4Mma) return blocks * row + block;
+  if (order == FragmentOrder::kQuad) return kFragmentRows * block + row;
+  const int per_half = blocks / 2;  // a half is 32 columns
+  return 4 * (per_half * (row % 8) + block % per_half) + 2 * (row / 8) + block / per_half;
 }
 
 // ---- inside a tile, tiled formats --------------------------------------------------------------
 
 BD_HOST_DEVICE constexpr int key_row(FragmentOrder order, int token) {
-  return order == FragmentOrder::kFp4Mma ? key_mma_row(token) : key_quad_rank(token);
+  return order == FragmentOrder::kQuad ? key_quad_rank(token) : key_mma_row(token);
 }
 
 BD_HOST_DEVICE constexpr Nibble key_code(Format f, FragmentOrder order, int head_dim, int token,
@@ -121,7 +146,7 @@ BD_HOST_DEVICE constexpr Nibble key_code(Format f, FragmentOrder order, int head
   const int fragment = key_row_group(token) * key_column_blocks(head_dim) + dim / 64;
   const Nibble n = fragment_code(order, key_row(order, token), dim % 64);
   return {tile_parts(f, head_dim).key_codes + std::int64_t{fragment} * kFragmentBytes + n.byte,
-          n.shift};
+          n.shift, n.spread};
 }
 
 BD_HOST_DEVICE constexpr std::int64_t key_scale(Format f, FragmentOrder order, int head_dim,
@@ -136,7 +161,7 @@ BD_HOST_DEVICE constexpr Nibble value_code(Format f, FragmentOrder order, int he
                                            int dim) {
   const Nibble n = fragment_code(order, dim % 16, token);
   return {tile_parts(f, head_dim).value_codes + std::int64_t{dim / 16} * kFragmentBytes + n.byte,
-          n.shift};
+          n.shift, n.spread};
 }
 
 BD_HOST_DEVICE constexpr std::int64_t value_scale(Format f, FragmentOrder order, int head_dim,

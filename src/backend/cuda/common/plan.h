@@ -1,0 +1,101 @@
+// A step's plan as kernels see it: plain arrays in device memory, passed by value.
+#pragma once
+
+#include <cstdint>
+
+#include "bitdecoding/cuda.h"
+#include "numeric/portable.h"
+
+namespace bitdecoding::cuda {
+
+// BF16 rows are read sixteen at a time.
+inline constexpr int kUnitRows = 16;
+// Query columns of one MMA.
+inline constexpr int kColumns = 8;
+
+struct Request {
+  std::int32_t seq_len = 0;
+  std::int32_t query_begin = 0;  // first row of query and output
+  std::int32_t query_len = 0;    // 0 = nothing to decode
+  std::int32_t num_units = 0;    // shadow units
+};
+
+// Positions [begin, end) that lie in rows row .. of one sixteen-row part of a slot.
+struct ShadowUnit {
+  std::int32_t begin = 0, end = 0;
+  std::int32_t slot = 0;
+  std::int32_t row = 0;  // row of the slot's group that holds `begin`
+};
+
+struct Write {
+  std::int32_t page = 0, group = 0;
+  std::int32_t first_row = 0, num_rows = 0;
+  std::int32_t source = 0;
+  std::int32_t slot = -1;
+  std::int32_t prefix_in_slot = 0;
+  std::int32_t reserved = 0;
+};
+
+// Work of attend for one value of window_left: requests' shares in a flat list of units (sixteen
+// BF16 rows or one tile of 64 tokens, of one KV head and block of query rows).
+struct Work {
+  std::int32_t window_left = -1;
+  std::int64_t* prefix = nullptr;  // [num_requests + 1]
+};
+
+struct PlanView {
+  std::int32_t num_requests = 0;
+  std::int32_t unit_stride = 0;
+  const Request* requests = nullptr;  // [num_requests]
+  const std::int32_t* pages = nullptr;
+  std::int64_t page_stride = 0;  // entries of `pages` a request
+  const ShadowUnit* units = nullptr;  // [num_requests][unit_stride]
+  const Write* writes = nullptr;
+  const std::int32_t* num_writes = nullptr;  // on the device
+  std::int32_t max_writes = 0;               // of this step: the grid
+  const std::int64_t* prefix = nullptr;      // of the layer's window
+  unsigned long long* bad_pages = nullptr;
+  std::int64_t num_pages = 0;
+  std::int32_t page_size = 0, tiles_per_page = 0;
+  std::int32_t columns = kColumns;  // query rows of one block of rows
+  std::int32_t sink_tokens = 0, tail_tokens = 0, group_tokens = 16;
+  std::int32_t reproducible = 0;
+};
+
+// First tile that any query row of the request sees, and the number of tiles from there on.
+BD_HOST_DEVICE constexpr int first_tile(const Request& r, int window_left) {
+  const int first_query = r.seq_len - r.query_len;
+  const int begin = window_left < 0 || first_query < window_left ? 0 : first_query - window_left;
+  return begin / kTileTokens;
+}
+BD_HOST_DEVICE constexpr int num_tiles(const Request& r, int window_left) {
+  if (r.query_len == 0) return 0;
+  const int n = (r.seq_len + kTileTokens - 1) / kTileTokens - first_tile(r, window_left);
+  return n < 0 ? 0 : n;
+}
+// Units of one KV head and block of rows; a request without tokens still owns one, so that its
+// output is written.
+BD_HOST_DEVICE constexpr int units_of(const Request& r, int window_left) {
+  if (r.query_len == 0) return 0;
+  const int n = r.num_units + num_tiles(r, window_left);
+  return n == 0 ? 1 : n;
+}
+BD_HOST_DEVICE constexpr int row_blocks(int query_len, int group, int columns) {
+  return (query_len * group + columns - 1) / columns;
+}
+
+// ShadowRule::tail_begin on the device.
+BD_HOST_DEVICE constexpr int tail_begin(const PlanView& p, int n) {
+  if (p.tail_tokens < 0 || n <= 0) return n < 0 ? 0 : n;
+  int begin = n < p.tail_tokens ? 0 : (n - p.tail_tokens) / p.group_tokens * p.group_tokens;
+  if (p.reproducible != 0) {
+    const int page = (n - 1) / p.page_size * p.page_size;
+    begin = begin > page ? begin : page;
+  }
+  return begin;
+}
+
+// The view of a plan for one layer; prefix is null when no work was planned for the window.
+PlanView view_of(const CudaPlan& plan, int window_left);
+
+}  // namespace bitdecoding::cuda
