@@ -4,6 +4,8 @@ option(BITDECODING_BUILD_EVAL "Build the evaluation and demo programs" ON)
 option(BITDECODING_BUILD_TESTS "Build the tests" ON)
 option(BITDECODING_BUILD_BENCH "Build the benchmarks" ON)
 option(BITDECODING_BUILD_FUZZ "Build the fuzz targets (needs clang)" OFF)
+option(BITDECODING_BUILD_CUDA "Build the CUDA backend (needs the CUDA toolkit, 13.0 or later)" OFF)
+set(BITDECODING_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPU architectures of the CUDA backend")
 option(BITDECODING_WERROR "Treat warnings as errors" ON)
 set(BITDECODING_SANITIZE "" CACHE STRING "Sanitizers for all targets, e.g. address,undefined or thread")
 
@@ -24,18 +26,21 @@ set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
 endif()
 
 # An interface target instead of global flags, so that a consumer's flags stay its own.
 add_library(bitdecoding_flags INTERFACE)
-target_compile_options(bitdecoding_flags INTERFACE -Wall -Wextra -Wshadow -Wno-psabi)
+# nvcc has its own.
+set(host_languages "$<COMPILE_LANGUAGE:C,CXX>")
+target_compile_options(bitdecoding_flags INTERFACE "$<${host_languages}:-Wall;-Wextra;-Wshadow;-Wno-psabi>")
 if(BITDECODING_WERROR)
-  target_compile_options(bitdecoding_flags INTERFACE -Werror)
+  target_compile_options(bitdecoding_flags INTERFACE $<${host_languages}:-Werror>)
 endif()
 # Codes and scales are bit-equal on every backend only if a * b + c keeps its two roundings.
-target_compile_options(bitdecoding_flags INTERFACE -ffp-contract=off)
+target_compile_options(bitdecoding_flags INTERFACE $<${host_languages}:-ffp-contract=off>)
 if(BITDECODING_SANITIZE)
   target_compile_options(bitdecoding_flags INTERFACE -fsanitize=${BITDECODING_SANITIZE}
                                                      -fno-omit-frame-pointer

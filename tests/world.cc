@@ -161,39 +161,38 @@ void World::fill_tensors(const std::vector<Work>& work) {
 }
 
 Status World::plan_step(const std::vector<Work>& work) {
-  std::vector<std::int32_t> table;
-  std::vector<std::int32_t> starts = {0};
-  std::vector<std::int32_t> lengths;
-  std::vector<std::int64_t> slots;
+  table_.clear();
+  starts_ = {0};
+  lengths_.clear();
+  slots_.clear();
   std::size_t stride = 1;
   for (const Sequence& s : sequences) stride = std::max(stride, s.pages.size());
   for (const Work& w : work) {
     Sequence& s = sequences[static_cast<std::size_t>(w.sequence)];
     std::vector<std::int32_t> row = s.pages;
     row.resize(stride, std::numeric_limits<std::int32_t>::max());  // never read
-    table.insert(table.end(), row.begin(), row.end());
+    table_.insert(table_.end(), row.begin(), row.end());
     for (std::size_t i = 0; i < w.tokens.size(); ++i) {
       const auto p = static_cast<std::int64_t>(s.tokens.size());
       const std::int64_t page = s.pages[static_cast<std::size_t>(p / options.page_size)];
       const bool skip = static_cast<std::int64_t>(i) < w.skip;
-      slots.push_back(skip ? -1 : page * options.page_size + p % options.page_size);
+      slots_.push_back(skip ? -1 : page * options.page_size + p % options.page_size);
       s.tokens.push_back(w.tokens[i]);
     }
-    starts.push_back(static_cast<std::int32_t>(slots.size()));
-    lengths.push_back(static_cast<std::int32_t>(s.tokens.size()));
+    starts_.push_back(static_cast<std::int32_t>(slots_.size()));
+    lengths_.push_back(static_cast<std::int32_t>(s.tokens.size()));
   }
-  num_tokens_ = static_cast<std::int64_t>(slots.size());
+  num_tokens_ = static_cast<std::int64_t>(slots_.size());
   fill_tensors(work);
-  StepInput in;
-  in.num_requests = static_cast<int>(work.size());
-  in.block_table = table.data();
-  in.block_table_stride = static_cast<std::int64_t>(stride);
-  in.query_start = starts.data();
-  in.seq_lens = lengths.data();
-  in.slot_mapping = slots.data();
-  in.num_tokens = num_tokens_;
-  in.num_pages = options.num_pages;
-  return directory->build(in, &plan);
+  input.num_requests = static_cast<int>(work.size());
+  input.block_table = table_.data();
+  input.block_table_stride = static_cast<std::int64_t>(stride);
+  input.query_start = starts_.data();
+  input.seq_lens = lengths_.data();
+  input.slot_mapping = slots_.data();
+  input.num_tokens = num_tokens_;
+  input.num_pages = options.num_pages;
+  return directory->build(input, &plan);
 }
 
 Status World::write() {

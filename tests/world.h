@@ -82,6 +82,7 @@ class World {
   ShadowPool shadow;
   WriteCounters counters;
   std::uint64_t corrupt_scales = 0;
+  StepInput input;  // of the newest step
   StepPlan plan;
   AttendParams params;  // masks and arithmetic may be set before attend()
   std::unique_ptr<ShadowDirectory> directory;
@@ -101,6 +102,8 @@ class World {
   std::vector<std::uint8_t> pages_;
   std::vector<std::uint16_t> rows_;
   std::vector<std::uint8_t> query_, key_, value_, output_;
+  std::vector<std::int32_t> table_, starts_, lengths_;
+  std::vector<std::int64_t> slots_;
   std::int64_t num_tokens_ = 0;
 };
 

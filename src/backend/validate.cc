@@ -39,6 +39,15 @@ Status check_outer(const char* side, const std::int8_t* exponents, int heads) {
 }
 
 Status check_layer(const LayerConfig* layer) {
+  Status status = validate_layer_shape(layer);
+  if (status.ok()) status = check_outer("key", layer->key_outer, layer->num_kv_heads);
+  if (status.ok()) status = check_outer("value", layer->value_outer, layer->num_kv_heads);
+  return status;
+}
+
+}  // namespace
+
+Status validate_layer_shape(const LayerConfig* layer) {
   if (layer == nullptr) return invalid("the layer must not be null");
   const PageGeometry& g = layer->geometry;
   Status status = check_geometry(g);
@@ -63,12 +72,10 @@ Status check_layer(const LayerConfig* layer) {
     return invalid(
         fmt::format("{} pages have no scales; pass null outer scales", format_name(g.format)));
   }
-  status = check_outer("key", layer->key_outer, layer->num_kv_heads);
-  if (status.ok()) status = check_outer("value", layer->value_outer, layer->num_kv_heads);
-  return status;
+  return {};
 }
 
-Status check_group_size(const LayerConfig& layer) {
+Status validate_group_size(const LayerConfig& layer) {
   if (layer.num_q_heads < 1 || layer.num_q_heads % layer.num_kv_heads != 0) {
     return invalid(fmt::format("{} query heads cannot share {} KV heads; expected a multiple",
                                layer.num_q_heads, layer.num_kv_heads));
@@ -81,8 +88,7 @@ Status check_group_size(const LayerConfig& layer) {
                       group)};
 }
 
-// The two ways to lay out pages of heads: [page][head] and [head][page], each with any padding.
-Status check_cache(const CacheView& cache, const LayerConfig& layer) {
+Status validate_cache(const CacheView& cache, const LayerConfig& layer) {
   const std::int64_t bytes = layer.geometry.head_bytes;
   if (cache.pages == nullptr) return invalid("the cache's pages must not be null");
   if (cache.num_pages < 1) {
@@ -113,6 +119,8 @@ Status check_cache(const CacheView& cache, const LayerConfig& layer) {
   return {};
 }
 
+namespace {
+
 Status check_alignment(const char* what, const void* data, std::size_t bytes) {
   if (reinterpret_cast<std::uintptr_t>(data) % bytes == 0) return {};
   return invalid(fmt::format("{} must be aligned to its element size of {} bytes", what, bytes));
@@ -126,8 +134,10 @@ Status check_dtype(const char* what, DType dtype) {
                   what, static_cast<int>(dtype)));
 }
 
-Status check_tensor(const char* what, const TensorView& t, std::int64_t tokens, int heads,
-                    int head_dim) {
+}  // namespace
+
+Status validate_tensor(const char* what, const TensorView& t, std::int64_t tokens, int heads,
+                       int head_dim) {
   Status status = check_dtype(what, t.dtype);
   if (!status.ok() || tokens == 0) return status;
   if (t.data == nullptr)
@@ -143,6 +153,8 @@ Status check_tensor(const char* what, const TensorView& t, std::int64_t tokens, 
   }
   return {};
 }
+
+namespace {
 
 Status check_plan(const StepPlan* plan, const LayerConfig& layer, const CacheView& cache) {
   if (plan == nullptr) return invalid("the step's plan must not be null");
@@ -176,7 +188,7 @@ Status check_output(const AttendParams& p, std::int64_t tokens) {
   const TensorView view{p.output, p.output_dtype, p.stride_output_token, p.stride_output_head};
   const LayerConfig& layer = *p.layer;
   const int head_dim = layer.geometry.head_dim;
-  Status status = check_tensor("output", view, tokens, layer.num_q_heads, head_dim);
+  Status status = validate_tensor("output", view, tokens, layer.num_q_heads, head_dim);
   if (!status.ok()) return status;
   const bool head_inner =
       view.stride_token >= (layer.num_q_heads - 1) * view.stride_head + head_dim;
@@ -211,7 +223,9 @@ Status check_fp4(const AttendParams& p) {
   return {};
 }
 
-Status check_scalars(const AttendParams& p) {
+}  // namespace
+
+Status validate_scalars(const AttendParams& p) {
   if (!std::isfinite(p.sm_scale)) {
     return invalid(fmt::format("sm_scale is {}; expected a finite number", p.sm_scale));
   }
@@ -220,13 +234,6 @@ Status check_scalars(const AttendParams& p) {
   }
   if (p.window_left < -1) {
     return invalid(fmt::format("window_left is {}; expected -1 (off) or more", p.window_left));
-  }
-  if (p.attn_sink != nullptr) {
-    for (int h = 0; h < p.layer->num_q_heads; ++h) {
-      if (p.attn_sink[h] < std::numeric_limits<float>::infinity()) continue;
-      return invalid(fmt::format("attn_sink of query head {} is {}; expected a finite logit", h,
-                                 p.attn_sink[h]));
-    }
   }
   switch (p.arithmetic) {
     case Arithmetic::kWide:
@@ -239,6 +246,18 @@ Status check_scalars(const AttendParams& p) {
       fmt::format("arithmetic number {} does not exist; expected 1 (wide), 2 (fp4) or 3 "
                   "(int8)",
                   static_cast<int>(p.arithmetic)));
+}
+
+namespace {
+
+Status check_sinks(const AttendParams& p) {
+  if (p.attn_sink == nullptr) return {};
+  for (int h = 0; h < p.layer->num_q_heads; ++h) {
+    if (p.attn_sink[h] < std::numeric_limits<float>::infinity()) continue;
+    return invalid(fmt::format("attn_sink of query head {} is {}; expected a finite logit", h,
+                               p.attn_sink[h]));
+  }
+  return {};
 }
 
 // A dropped page may be listed as -1, but then no query may read it.
@@ -275,13 +294,14 @@ Status check_dropped_pages(const AttendParams& p) {
 
 Status validate_write(const WriteParams& p) {
   Status status = check_layer(p.layer);
-  if (status.ok()) status = check_cache(p.cache, *p.layer);
+  if (status.ok()) status = validate_cache(p.cache, *p.layer);
   if (status.ok()) status = check_plan(p.plan, *p.layer, p.cache);
   if (!status.ok()) return status;
   const int head_dim = p.layer->geometry.head_dim;
   const std::int64_t tokens = p.plan->writes.empty() ? 0 : p.plan->num_tokens;
-  status = check_tensor("key", p.key, tokens, p.layer->num_kv_heads, head_dim);
-  if (status.ok()) status = check_tensor("value", p.value, tokens, p.layer->num_kv_heads, head_dim);
+  status = validate_tensor("key", p.key, tokens, p.layer->num_kv_heads, head_dim);
+  if (status.ok())
+    status = validate_tensor("value", p.value, tokens, p.layer->num_kv_heads, head_dim);
   if (!status.ok()) return status;
   std::int32_t highest = -1;
   for (const GroupWrite& w : p.plan->writes) highest = std::max(highest, w.slot);
@@ -290,10 +310,11 @@ Status validate_write(const WriteParams& p) {
 
 Status validate_attend(const AttendParams& p) {
   Status status = check_layer(p.layer);
-  if (status.ok()) status = check_group_size(*p.layer);
-  if (status.ok()) status = check_cache(p.cache, *p.layer);
+  if (status.ok()) status = validate_group_size(*p.layer);
+  if (status.ok()) status = validate_cache(p.cache, *p.layer);
   if (status.ok()) status = check_plan(p.plan, *p.layer, p.cache);
-  if (status.ok()) status = check_scalars(p);
+  if (status.ok()) status = validate_scalars(p);
+  if (status.ok()) status = check_sinks(p);
   if (!status.ok()) return status;
   const LayerConfig& layer = *p.layer;
   const int head_dim = layer.geometry.head_dim;
@@ -303,11 +324,11 @@ Status validate_attend(const AttendParams& p) {
     tokens = std::max(tokens, r.query_len > 0 ? r.query_begin + r.query_len : 0);
     reads_chunk = reads_chunk || (r.query_len > 0 && (is_prefill(r) || p.plan->rule.reproducible));
   }
-  status = check_tensor("query", p.query, tokens, layer.num_q_heads, head_dim);
+  status = validate_tensor("query", p.query, tokens, layer.num_q_heads, head_dim);
   if (status.ok()) status = check_output(p, tokens);
   const std::int64_t rows = reads_chunk ? tokens : 0;
-  if (status.ok()) status = check_tensor("key", p.key, rows, layer.num_kv_heads, head_dim);
-  if (status.ok()) status = check_tensor("value", p.value, rows, layer.num_kv_heads, head_dim);
+  if (status.ok()) status = validate_tensor("key", p.key, rows, layer.num_kv_heads, head_dim);
+  if (status.ok()) status = validate_tensor("value", p.value, rows, layer.num_kv_heads, head_dim);
   if (!status.ok()) return status;
   std::int32_t highest = -1;
   for (const ShadowSpan& s : p.plan->spans) highest = std::max(highest, s.slot);
@@ -318,7 +339,7 @@ Status validate_attend(const AttendParams& p) {
 Status validate_gather(const AttendParams& p, int request, int kv_head, std::int64_t begin,
                        std::int64_t end, const float* key, const float* value) {
   Status status = check_layer(p.layer);
-  if (status.ok()) status = check_cache(p.cache, *p.layer);
+  if (status.ok()) status = validate_cache(p.cache, *p.layer);
   if (status.ok()) status = check_plan(p.plan, *p.layer, p.cache);
   if (!status.ok()) return status;
   const auto requests = static_cast<std::int64_t>(p.plan->requests.size());

@@ -8,6 +8,17 @@
 
 namespace bitdecoding {
 
+// Parts of the checks below that look at no memory behind pointers, so that they hold for device
+// memory as well.
+Status validate_layer_shape(const LayerConfig* layer);
+Status validate_group_size(const LayerConfig& layer);
+// The two ways to lay out pages of heads: [page][head] and [head][page], each with any padding.
+Status validate_cache(const CacheView& cache, const LayerConfig& layer);
+Status validate_tensor(const char* what, const TensorView& t, std::int64_t tokens, int heads,
+                       int head_dim);
+// sm_scale, softcap, window and arithmetic; attn_sink is not looked at.
+Status validate_scalars(const AttendParams& params);
+
 Status validate_write(const WriteParams& params);
 Status validate_attend(const AttendParams& params);
 // `params` needs layer, cache and plan only.

@@ -13,16 +13,16 @@
 namespace bitdecoding {
 
 // Rules whose scale code is E8M0; the others give E4M3.
-constexpr bool is_e8m0_rule(ScaleRule rule) {
+BD_HOST_DEVICE constexpr bool is_e8m0_rule(ScaleRule rule) {
   return rule == ScaleRule::kMxfp4Search || rule == ScaleRule::kMxfp4Floor;
 }
 
-constexpr bool rule_fits(Format format, ScaleRule rule) {
+BD_HOST_DEVICE constexpr bool rule_fits(Format format, ScaleRule rule) {
   return scale_block(format) == 0 || is_e8m0_rule(rule) == (format == Format::kMxfp4);
 }
 
 // n is 16 or 32; the values are finite. outer_scale is a power of two.
-constexpr std::uint8_t choose_scale(ScaleRule rule, const float* x, int n, float outer_scale) {
+BD_HOST_DEVICE constexpr std::uint8_t choose_scale(ScaleRule rule, const float* x, int n, float outer_scale) {
   switch (rule) {
     case ScaleRule::kAmax6:
       return Amax6::choose(x, n, outer_scale);
@@ -38,17 +38,17 @@ constexpr std::uint8_t choose_scale(ScaleRule rule, const float* x, int n, float
   return 0;
 }
 
-constexpr float decode_scale(Format format, std::uint8_t code) {
+BD_HOST_DEVICE constexpr float decode_scale(Format format, std::uint8_t code) {
   return format == Format::kMxfp4 ? decode_e8m0(code) : decode_e4m3(code);
 }
 
 // Bytes that no writer produces and that mean corruption when a page holds them.
-constexpr bool is_corrupt_scale(Format format, std::uint8_t code) {
+BD_HOST_DEVICE constexpr bool is_corrupt_scale(Format format, std::uint8_t code) {
   return format == Format::kMxfp4 ? code == kE8m0Nan : is_nan_e4m3(code);
 }
 
 // Largest magnitude that a block can hold under the largest scale; infinity for MXFP4.
-constexpr float largest_block_value(Format format, float outer_scale) {
+BD_HOST_DEVICE constexpr float largest_block_value(Format format, float outer_scale) {
   return format == Format::kMxfp4 ? std::numeric_limits<float>::infinity()
                                   : kE2m1Max * kE4m3Max * outer_scale;
 }

@@ -53,6 +53,8 @@ struct DecodeTraits {
   static constexpr int kEntryBytes = kKeyBytes > kRowBytes ? kKeyBytes : kRowBytes;
   static_assert(kValueBytes <= kEntryBytes && kEntryBytes % 16 == 0);
   using Ring = Ring_<kEntryBytes, kEntries>;
+  // A ring that a warp of its own fills adds that warp to the block.
+  static constexpr int kThreads = 32 * (kWarps + (Ring::kOwnWarp ? 1 : 0));
 };
 
 // What a row needs besides its units; in shared memory.
@@ -70,43 +72,46 @@ struct RowState {
 
 template <class T>
 struct SharedStorage {
-  static constexpr int kMergeWarps = T::kWarps / 2;
   static constexpr int kMergePitch = T::kHeadDim + 4;
-  alignas(128) std::uint8_t ring[T::kWarps][T::kEntries][T::kEntryBytes];
-  alignas(8) std::uint64_t barriers[T::kWarps][T::kEntries];
+  typename T::Ring ring[T::kWarps];
   RowState<T> row;
   float maximum[T::kWarps][T::kRows];
   float sum[T::kWarps][T::kRows];
   std::int32_t last[2];
-  float merge[1];  // [kMergeWarps][rows in use][kMergePitch]
+  float merge[1];  // [kWarps][rows in use][kMergePitch]
 };
 
 template <class T>
 constexpr std::int64_t decode_shared_bytes(int rows_in_use) {
   return static_cast<std::int64_t>(sizeof(SharedStorage<T>)) +
-         std::int64_t{4} * SharedStorage<T>::kMergeWarps * rows_in_use *
-             SharedStorage<T>::kMergePitch;
+         std::int64_t{4} * T::kWarps * rows_in_use * SharedStorage<T>::kMergePitch;
 }
 
 // ---- the flat list of units ---------------------------------------------------------------------
 
 // One row of the list: a request, KV head and block of query rows.
 struct ListRow {
-  std::int64_t begin = 0, end = 0;  // units in the list
+  std::int32_t begin = 0, end = 0;  // units in the list
   std::int32_t request = 0, head = 0, block = 0;
   std::int32_t num_units = 0;  // shadow units
   std::int32_t tile = 0;       // first tile
 };
 
-__device__ inline std::int64_t share_begin(std::int64_t units, int block, int blocks) {
-  return units * block / blocks;
-}
-// The block whose share holds unit u.
-__device__ inline int share_of(std::int64_t u, std::int64_t units, int blocks) {
-  return static_cast<int>(((u + 1) * blocks - 1) / units);
-}
+// Shares of the list that differ by at most one unit, in 32-bit arithmetic.
+struct Shares {
+  std::int32_t base, rest;
 
-__device__ inline int find_request(const PlanView& p, std::int64_t u) {
+  __device__ Shares(std::int32_t units, std::int32_t blocks)
+      : base(units / blocks), rest(units - base * blocks) {}
+  __device__ std::int32_t begin(std::int32_t block) const { return block * base + min(block, rest); }
+  // The block whose share holds unit u. Only blocks without work follow the last one that has some.
+  __device__ std::int32_t of(std::int32_t u) const {
+    const std::int32_t large = rest * (base + 1);
+    return u < large ? u / (base + 1) : rest + (u - large) / base;
+  }
+};
+
+__device__ inline int find_request(const PlanView& p, std::int32_t u) {
   int low = 0;
   int high = p.num_requests - 1;
   while (low < high) {
@@ -120,16 +125,17 @@ __device__ inline int find_request(const PlanView& p, std::int64_t u) {
   return low;
 }
 
-// The row that holds unit u < prefix[num_requests].
-__device__ inline ListRow find_row(const DecodeArgs& a, std::int64_t u, int request) {
+// The row that holds unit u < prefix[num_requests]. Not inlined: met once a row, but called from the
+// loop over units.
+static __device__ __noinline__ ListRow find_row(const DecodeArgs& a, std::int32_t u, int request) {
   ListRow row;
   while (a.plan.prefix[request + 1] <= u) ++request;
   const Request r = a.plan.requests[request];
   const int n = units_of(r, a.window_left);
-  const std::int64_t base = a.plan.prefix[request];
-  const int index = static_cast<int>((u - base) / n);
-  const int blocks = row_blocks(r.query_len, a.num_q_heads / a.num_kv_heads, a.plan.columns);
-  row.begin = base + static_cast<std::int64_t>(index) * n;
+  const std::int32_t base = a.plan.prefix[request];
+  const std::int32_t index = (u - base) / n;
+  const int blocks = row_blocks(r.query_len, a.group, a.plan.columns);
+  row.begin = base + index * n;
   row.end = row.begin + n;
   row.request = request;
   row.head = index / blocks;
@@ -139,40 +145,42 @@ __device__ inline ListRow find_row(const DecodeArgs& a, std::int64_t u, int requ
   return row;
 }
 
-// Fills a warp's ring ahead of use.
+// The copies that one warp needs, in turn: of each of its units K, then V.
 template <class T>
 class Producer {
  public:
-  __device__ Producer(const DecodeArgs& a, const ListRow& row, std::int64_t first, std::int64_t end)
+  struct Copy {
+    const std::uint8_t* from;
+    int bytes;
+    bool unreadable;  // a page outside the pool: another is copied in its stead, and masked
+  };
+
+  __device__ Producer(const DecodeArgs& a, const ListRow& row, std::int32_t first, std::int32_t end)
       : a_(a), row_(row), unit_(first), end_(end) {
     if (unit_ < end_) look_up();
   }
 
-  // The next half unit into entry i.
-  __device__ void fill(const typename T::Ring& ring, int i) {
-    if (unit_ >= end_) {
-      ring.fill_nothing();
-      return;
-    }
+  __device__ bool done() const { return unit_ >= end_; }
+
+  __device__ Copy next() {
     if (!value_) {
       resolve();
-      ring.fill(i, source_, shadow_ ? T::kRowBytes : T::kKeyBytes);
       value_ = true;
-      return;
+      return {source_, shadow_ ? T::kRowBytes : T::kKeyBytes, unreadable_};
     }
-    const std::uint8_t* from =
-        source_ + (shadow_ ? a_.group_tokens * T::kHeadDim * 2 : T::kKeyBytes);
-    ring.fill(i, from, shadow_ ? T::kRowBytes : T::kValueBytes);
+    const Copy copy{source_ + (shadow_ ? a_.group_tokens * T::kHeadDim * 2 : T::kKeyBytes),
+                    shadow_ ? T::kRowBytes : T::kValueBytes, unreadable_};
     value_ = false;
     unit_ += T::kWarps;
     if (unit_ < end_) look_up();
+    return copy;
   }
 
  private:
-  // Starts the loads that say where the unit is; resolve() uses them one entry later.
+  // Starts the loads that say where the unit is; resolve() uses them one copy later.
   __device__ void look_up() {
     if (unit_ >= row_.end) row_ = find_row(a_, unit_, row_.request);
-    const int i = static_cast<int>(unit_ - row_.begin);
+    const int i = unit_ - row_.begin;
     shadow_ = i < row_.num_units;
     if (shadow_) {
       const ShadowUnit& u =
@@ -182,7 +190,10 @@ class Producer {
       return;
     }
     const int tile = row_.tile + i - row_.num_units;
-    const int page = tile / a_.plan.tiles_per_page;
+    const int page =
+        a_.plan.tiles_per_page == 1
+            ? tile
+            : static_cast<int>(__umulhi(static_cast<unsigned>(tile), a_.plan.page_reciprocal));
     offset_ = tile - page * a_.plan.tiles_per_page;
     slot_ = page < a_.plan.page_stride
                 ? a_.plan.pages[row_.request * a_.plan.page_stride + page]
@@ -190,25 +201,36 @@ class Producer {
   }
 
   __device__ void resolve() {
+    unreadable_ = false;
     if (shadow_) {
       const std::int64_t head =
           (static_cast<std::int64_t>(slot_) * a_.num_kv_heads + row_.head) * 2 * a_.group_tokens;
       source_ = reinterpret_cast<const std::uint8_t*>(a_.shadow) + (head + offset_) * T::kHeadDim * 2;
       return;
     }
-    // A page outside the pool is never followed; tile() masks it by the same test.
-    const int page = slot_ < 0 || slot_ >= a_.plan.num_pages ? 0 : slot_;
+    int page = slot_;
+    if (page < 0 || page >= a_.plan.num_pages) {
+      page = 0;
+      unreadable_ = true;
+      atomicAdd(a_.plan.bad_pages, 1ULL);
+    }
     source_ = a_.pages + page * a_.stride_page + row_.head * a_.stride_head +
               static_cast<std::int64_t>(offset_) * T::kParts.bytes;
   }
 
   const DecodeArgs& a_;
   ListRow row_;
-  std::int64_t unit_, end_;
+  std::int32_t unit_, end_;
   const std::uint8_t* source_ = nullptr;
   std::int32_t slot_ = 0, offset_ = 0;
-  bool shadow_ = false, value_ = false;
+  bool shadow_ = false, value_ = false, unreadable_ = false;
 };
+
+// Barrier of the warps that compute.
+template <class T>
+__device__ inline void sync_workers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(32 * T::kWarps) : "memory");
+}
 
 // ---- one warp's part of a row -------------------------------------------------------------------
 
@@ -275,24 +297,28 @@ class WarpRow {
     // Tiles in [plain_begin_, plain_end_) are seen whole by every column and hold no BF16 position.
     plain_begin_ = a.window_left < 0 ? 0 : max(r.seq_len - 1 - a.window_left, 0);
     plain_end_ = first_query + 1;
-    for (int i = 0; i < row.num_units; ++i) {
-      const ShadowUnit u = spans_[i];
-      if (u.begin <= plain_begin_) {
+    // Spans in the first quarter of the sequence push the beginning, others the end: tiles between
+    // a sink and a tail are what is to be found fast; a tile taken for a border tile costs little.
+    const int middle = r.seq_len / 4;
+    for (int base = 0; base < row.num_units; base += 32) {
+      if (base + lane_ >= row.num_units) break;
+      const ShadowUnit u = spans_[base + lane_];
+      if (u.begin < middle) {
         plain_begin_ = max(plain_begin_, u.end);
       } else {
         plain_end_ = min(plain_end_, u.begin);
       }
     }
+    __syncwarp();
+    plain_begin_ = __reduce_max_sync(0xFFFFFFFFU, plain_begin_);
+    plain_end_ = __reduce_min_sync(0xFFFFFFFFU, plain_end_);
 #pragma unroll
     for (int n = 0; n < T::kColumnBlocks; ++n) {
 #pragma unroll
-      for (int step = 0; step < 4 * T::kKeyBlocks; ++step) {
+      for (int step = 0; step < kHeldSteps; ++step) {
         // Padded columns of K hold zeros; the query's are never loaded.
         if (16 * step >= T::kHeadDim) continue;
-        const int dim = 32 * (step >> 1) + 8 * t_ + 4 * (step & 1);
-        const uint2 q = *reinterpret_cast<const uint2*>(&s.row.rotated[kColumns * n + g_][dim]);
-        query_[n][step][0] = q.x;
-        query_[n][step][1] = q.y;
+        query_[n][step] = load_query(n, step);
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -333,12 +359,16 @@ class WarpRow {
   // Positions of the tile that lie in a shadow span.
   __device__ std::uint64_t spans_of(int begin) const {
     std::uint64_t mask = 0;
-    for (int i = 0; i < row_.num_units; ++i) {
-      const int low = max(spans_[i].begin - begin, 0);
-      const int high = min(spans_[i].end - begin, kTileTokens);
+    for (int i = lane_; i < row_.num_units; i += 32) {
+      const ShadowUnit u = spans_[i];
+      const int low = max(u.begin - begin, 0);
+      const int high = min(u.end - begin, kTileTokens);
       if (low < high) mask |= (~0ULL >> (64 - (high - low))) << low;
     }
-    return mask;
+    __syncwarp();
+    const std::uint32_t lower = __reduce_or_sync(0xFFFFFFFFU, static_cast<std::uint32_t>(mask));
+    const std::uint32_t upper = __reduce_or_sync(0xFFFFFFFFU, static_cast<std::uint32_t>(mask >> 32));
+    return (static_cast<std::uint64_t>(upper) << 32) | lower;
   }
   __device__ void scores(const std::uint8_t* keys, float (&c)[T::kColumnBlocks][4][4]) const;
   __device__ void to_log2(float (&c)[T::kColumnBlocks][4][4]) const;
@@ -348,13 +378,29 @@ class WarpRow {
     return a_.softcap == 0.0F ? y : a_.softcap * kLog2e * tanh_fast(y);
   }
 
+  // B operand of one MMA step over head_dim.
+  __device__ uint2 load_query(int n, int step) const {
+    const int dim = 32 * (step >> 1) + 8 * t_ + 4 * (step & 1);
+    return *reinterpret_cast<const uint2*>(&s_.row.rotated[kColumns * n + g_][dim]);
+  }
+  __device__ uint2 query(int n, int step) const {
+    if constexpr (kHeldSteps > 0) {
+      return query_[n][step];
+    } else {
+      return load_query(n, step);
+    }
+  }
+
+  // One column block's queries stay in registers; two would push accumulators out.
+  static constexpr int kHeldSteps = T::kColumnBlocks == 1 ? 4 * T::kKeyBlocks : 0;
+
   const DecodeArgs& a_;
   SharedStorage<T>& s_;
   const ListRow& row_;
   const ShadowUnit* spans_;
   const int lane_, g_, t_;
   int plain_begin_, plain_end_;
-  std::uint32_t query_[T::kColumnBlocks][4 * T::kKeyBlocks][2];
+  uint2 query_[T::kColumnBlocks][kHeldSteps > 0 ? kHeldSteps : 1];
   float factor_[T::kColumnBlocks][2];
   float offset_[T::kColumnBlocks][2];
 };
@@ -365,31 +411,47 @@ __device__ inline void WarpRow<T>::scores(const std::uint8_t* keys,
   using S = Scales<T::kFormat>;
   const int scale_at = static_cast<int>(T::kParts.key_scales) + S::word_offset(lane_);
 #pragma unroll
-  for (int group = 0; group < 4; ++group) {
+  for (int n = 0; n < T::kColumnBlocks; ++n) {
 #pragma unroll
-    for (int n = 0; n < T::kColumnBlocks; ++n) {
+    for (int group = 0; group < 4; ++group) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) c[n][group][i] = 0.0F;
     }
+  }
+  // Row groups innermost: neighbouring MMAs add to different accumulators.
 #pragma unroll
-    for (int block = 0; block < T::kKeyBlocks; ++block) {
-      const int fragment = group * T::kKeyBlocks + block;
-      const uint4 words = *reinterpret_cast<const uint4*>(
-          keys + fragment * layout::kFragmentBytes + 16 * lane_);
-      const LaneScales scale = S::decode(*reinterpret_cast<const std::uint32_t*>(
-          keys + scale_at + fragment * S::kBytesPerFragment));
+  for (int block = 0; block < T::kKeyBlocks; ++block) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      uint4 words[2];
+      LaneScales scale[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int fragment = (2 * pair + e) * T::kKeyBlocks + block;
+        words[e] = *reinterpret_cast<const uint4*>(keys + fragment * layout::kFragmentBytes +
+                                                   16 * lane_);
+        scale[e] = S::decode(*reinterpret_cast<const std::uint32_t*>(
+            keys + scale_at + fragment * S::kBytesPerFragment));
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (64 * block + 32 * half >= T::kHeadDim) continue;
-        std::uint32_t a[2][4];
-        operand_pair(half == 0 ? words.x : words.z, half == 0 ? words.y : words.w,
-                     scale.of[0][half], scale.of[1][half], a);
+        std::uint32_t a[2][2][4];
 #pragma unroll
-        for (int n = 0; n < T::kColumnBlocks; ++n) {
+        for (int e = 0; e < 2; ++e) {
+          operand_pair(half == 0 ? words[e].x : words[e].z, half == 0 ? words[e].y : words[e].w,
+                       scale[e].of[0][half], scale[e].of[1][half], a[e]);
+        }
 #pragma unroll
-          for (int step = 0; step < 2; ++step) {
-            const std::uint32_t(&q)[2] = query_[n][4 * block + 2 * half + step];
-            mma_f16(c[n][group], a[step][0], a[step][1], a[step][2], a[step][3], q[0], q[1]);
+        for (int step = 0; step < 2; ++step) {
+#pragma unroll
+          for (int n = 0; n < T::kColumnBlocks; ++n) {
+            const uint2 q = query(n, 4 * block + 2 * half + step);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              mma_f16(c[n][2 * pair + e], a[e][step][0], a[e][step][1], a[e][step][2],
+                      a[e][step][3], q.x, q.y);
+            }
           }
         }
       }
@@ -404,15 +466,25 @@ __device__ inline int token_of(int g, int group, int i) {
 
 template <class T>
 __device__ inline void WarpRow<T>::to_log2(float (&c)[T::kColumnBlocks][4][4]) const {
+  const auto for_each = [&](auto change) {
 #pragma unroll
-  for (int n = 0; n < T::kColumnBlocks; ++n) {
+    for (int n = 0; n < T::kColumnBlocks; ++n) {
 #pragma unroll
-    for (int group = 0; group < 4; ++group) {
+      for (int group = 0; group < 4; ++group) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        c[n][group][i] = finish_score(c[n][group][i], factor_[n][i & 1], offset_[n][i & 1]);
+        for (int i = 0; i < 4; ++i) {
+          c[n][group][i] = change(c[n][group][i], factor_[n][i & 1], offset_[n][i & 1]);
+        }
       }
     }
+  };
+  // One branch for the tile, not one for each score.
+  if (a_.softcap == 0.0F) {
+    for_each([](float x, float factor, float offset) { return fmaf(x, factor, offset); });
+  } else {
+    for_each([&](float x, float factor, float offset) {
+      return a_.softcap * kLog2e * tanh_fast(fmaf(x, factor, offset));
+    });
   }
 }
 
@@ -484,22 +556,34 @@ __device__ inline void WarpRow<T>::tile(int tile, bool readable, const std::uint
   const int scale_at =
       static_cast<int>(T::kParts.value_scales - T::kParts.value_codes) + S::word_offset(lane_);
 #pragma unroll
-  for (int m = 0; m < T::kValueGroups; ++m) {
-    const uint4 words =
-        *reinterpret_cast<const uint4*>(v + m * layout::kFragmentBytes + 16 * lane_);
-    const LaneScales scale = S::decode(
-        keep & *reinterpret_cast<const std::uint32_t*>(v + scale_at + m * S::kBytesPerFragment));
+  for (int pair = 0; pair < T::kValueGroups; pair += 2) {
+    uint4 words[2];
+    LaneScales scale[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int m = pair + e;
+      words[e] = *reinterpret_cast<const uint4*>(v + m * layout::kFragmentBytes + 16 * lane_);
+      scale[e] = S::decode(keep & *reinterpret_cast<const std::uint32_t*>(
+                                      v + scale_at + m * S::kBytesPerFragment));
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      std::uint32_t a[2][4];
-      operand_pair(half == 0 ? words.x : words.z, half == 0 ? words.y : words.w, scale.of[0][half],
-                   scale.of[1][half], a);
+      std::uint32_t a[2][2][4];
 #pragma unroll
-      for (int n = 0; n < T::kColumnBlocks; ++n) {
+      for (int e = 0; e < 2; ++e) {
+        operand_pair(half == 0 ? words[e].x : words[e].z, half == 0 ? words[e].y : words[e].w,
+                     scale[e].of[0][half], scale[e].of[1][half], a[e]);
+      }
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
+      for (int step = 0; step < 2; ++step) {
+#pragma unroll
+        for (int n = 0; n < T::kColumnBlocks; ++n) {
           const std::uint32_t(&b)[2] = p[n][2 * half + step];
-          mma_f16(acc.output[n][m], a[step][0], a[step][1], a[step][2], a[step][3], b[0], b[1]);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            mma_f16(acc.output[n][pair + e], a[e][step][0], a[e][step][1], a[e][step][2],
+                    a[e][step][3], b[0], b[1]);
+          }
         }
       }
     }
@@ -538,9 +622,8 @@ __device__ inline void WarpRow<T>::shadow(int index, const std::uint8_t* keys, V
     }
   }
   const float factor = a_.softcap == 0.0F ? a_.sm_scale * kLog2e : a_.sm_scale / a_.softcap;
-  const float to_tiles =
-      exp2f(static_cast<float>(Scales<T::kFormat>::kExponent) -
-            (a_.value_outer == nullptr ? 0.0F : static_cast<float>(a_.value_outer[row_.head])));
+  const float to_tiles = power_of_two(
+      Scales<T::kFormat>::kExponent - (a_.value_outer == nullptr ? 0 : a_.value_outer[row_.head]));
   std::uint32_t high[T::kColumnBlocks][2];
   std::uint32_t low[T::kColumnBlocks][2];
 #pragma unroll
@@ -606,10 +689,9 @@ __device__ inline void load_queries(const DecodeArgs& a, SharedStorage<T>& s, co
   constexpr int kEach = kBlock / 32;
   const int lane = threadIdx.x & 31;
   const Request r = a.plan.requests[row.request];
-  const int group = a.num_q_heads / a.num_kv_heads;
   for (int i = threadIdx.x >> 5; i < T::kRows; i += T::kWarps) {
     const int index = row.block * T::kRows + i;
-    const int token = index / group;
+    const int token = index / a.group;
     const bool exists = token < r.query_len;
     float x[kParts][kEach];
     float dot = 0.0F;
@@ -618,7 +700,7 @@ __device__ inline void load_queries(const DecodeArgs& a, SharedStorage<T>& s, co
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
         const int dim = part * kBlock + lane * kEach + e;
-        const int head = row.head * group + index % group;
+        const int head = row.head * a.group + index - token * a.group;
         x[part][e] = !exists ? 0.0F
                              : load_element(a.query, a.query_dtype,
                                             (r.query_begin + token) * a.query_stride_token +
@@ -663,8 +745,9 @@ __device__ inline void load_queries(const DecodeArgs& a, SharedStorage<T>& s, co
       dot += __shfl_xor_sync(0xFFFFFFFFU, dot, step);
     }
     // The row's largest value comes to [1, 2): FP16 keeps 11 bits of every product that matters.
-    const int exponent = top > 0.0F && isfinite(top) ? ilogbf(top) : 0;
-    const float down = exp2f(static_cast<float>(-exponent));
+    const int biased = static_cast<int>(__float_as_uint(top) >> 23);
+    const int exponent = biased > 0 && biased < 255 ? biased - 127 : 0;
+    const float down = power_of_two(-exponent);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -676,304 +759,259 @@ __device__ inline void load_queries(const DecodeArgs& a, SharedStorage<T>& s, co
       const int outer = a.key_outer == nullptr ? 0 : a.key_outer[row.head];
       const float unit = a.softcap == 0.0F ? a.sm_scale * kLog2e : a.sm_scale / a.softcap;
       s.row.factor[i] =
-          unit * exp2f(static_cast<float>(exponent + outer - Scales<T::kFormat>::kExponent));
+          unit * power_of_two(exponent) * power_of_two(outer - Scales<T::kFormat>::kExponent);
       s.row.offset[i] = unit * dot;
       s.row.position[i] = exists ? r.seq_len - r.query_len + token : -1;
     }
   }
 }
 
-// One finished query row element range, from a sum in tile units.
-struct RowResult {
-  float weight = 0.0F;  // output = sum * weight
-  float lse = -INFINITY;
-};
-
+// Two neighbouring channels of a finished query row. `value` is in the units of the tiles' products.
 template <class T>
-__device__ inline RowResult finish(const DecodeArgs& a, int q_head, int kv_head, float maximum,
-                                   float sum) {
-  RowResult result;
-  if (sum == 0.0F) return result;
-  if (a.attn_sink != nullptr) {
-    // The learned sink enters the denominator once, here.
-    const float sink = a.attn_sink[q_head] * kLog2e;
-    const float top = fmaxf(maximum, sink);
-    const float scale = exp2_approx(maximum - top);
-    const float whole = sum * scale + exp2_approx(sink - top);
-    result.weight = scale / whole;
-    result.lse = (top + log2f(whole)) * kLn2;
-  } else {
-    result.weight = 1.0F / sum;
-    result.lse = (maximum + log2f(sum)) * kLn2;
-  }
-  const int outer = a.value_outer == nullptr ? 0 : a.value_outer[kv_head];
-  result.weight *= exp2f(static_cast<float>(outer - Scales<T::kFormat>::kExponent));
-  return result;
-}
-
-template <class T>
-__device__ inline void store_row(const DecodeArgs& a, const ListRow& row, int column, int dim,
-                                 float sum_of_values, const RowResult& result) {
+__device__ inline void store_pair(const DecodeArgs& a, const ListRow& row, int column, int dim,
+                                  float2 value, float maximum, float sum) {
   const Request& r = a.plan.requests[row.request];
-  const int group = a.num_q_heads / a.num_kv_heads;
   const int index = row.block * T::kRows + column;
-  const int token = index / group;
+  const int token = index / a.group;
   if (token >= r.query_len) return;
-  const int head = row.head * group + index % group;
-  const float x = result.weight == 0.0F ? 0.0F : sum_of_values * result.weight;
-  store_element(a.output, a.output_dtype,
-                (r.query_begin + token) * a.output_stride_token + head * a.output_stride_head + dim,
-                x);
+  const int head = row.head * a.group + index - token * a.group;
+  float weight = 0.0F;
+  float lse = -INFINITY;
+  if (sum != 0.0F) {
+    float whole = sum;
+    float top = maximum;
+    if (a.attn_sink != nullptr) {
+      // The learned sink enters the denominator once, here.
+      const float sink = a.attn_sink[head] * kLog2e;
+      top = fmaxf(maximum, sink);
+      whole = sum * exp2_approx(maximum - top) + exp2_approx(sink - top);
+    }
+    const int outer = a.value_outer == nullptr ? 0 : a.value_outer[row.head];
+    weight = exp2_approx(maximum - top) * power_of_two(outer - Scales<T::kFormat>::kExponent) / whole;
+    lse = (top + log2f(whole)) * kLn2;
+  }
+  const std::int64_t at =
+      (r.query_begin + token) * a.output_stride_token + head * a.output_stride_head + dim;
+  // A sum of nothing is zero, whatever the values hold.
+  store_element(a.output, a.output_dtype, at, weight == 0.0F ? 0.0F : value.x * weight);
+  store_element(a.output, a.output_dtype, at + 1, weight == 0.0F ? 0.0F : value.y * weight);
   if (dim == 0 && a.lse != nullptr) {
-    a.lse[static_cast<std::int64_t>(r.query_begin + token) * a.num_q_heads + head] = result.lse;
+    a.lse[static_cast<std::int64_t>(r.query_begin + token) * a.num_q_heads + head] = lse;
   }
 }
 
-// Adds the warps' accumulators up; afterwards warp 0 holds the block's share of the row.
+// Lays the warps' accumulators down for store_share, each with its own maximum.
 template <class T>
-__device__ inline void merge_warps(SharedStorage<T>& s, Accumulators<T>& acc, int rows_in_use) {
+__device__ inline void lay_down(SharedStorage<T>& s, const Accumulators<T>& acc, int rows_in_use) {
+  constexpr int kPitch = SharedStorage<T>::kMergePitch;
   const int warp = threadIdx.x >> 5;
   const int lane = threadIdx.x & 31;
   const int g = lane >> 2;
   const int t = lane & 3;
+  float* to = s.merge + warp * rows_in_use * kPitch;
 #pragma unroll
   for (int n = 0; n < T::kColumnBlocks; ++n) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
+      const int column = kColumns * n + 2 * t + j;
       float sum = acc.sum[n][j];
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, step);
-      acc.sum[n][j] = sum;
-      if (g == 0) {
-        s.maximum[warp][kColumns * n + 2 * t + j] = acc.maximum[n][j];
-        s.sum[warp][kColumns * n + 2 * t + j] = sum;
-      }
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < T::kColumnBlocks; ++n) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int column = kColumns * n + 2 * t + j;
-      float top = kNoMaximum;
-#pragma unroll
-      for (int w = 0; w < T::kWarps; ++w) top = fmaxf(top, s.maximum[w][column]);
-      float sum = 0.0F;
-#pragma unroll
-      for (int w = 0; w < T::kWarps; ++w) {
-        sum += s.sum[w][column] * exp2_approx(s.maximum[w][column] - top);
-      }
-      const float alpha = exp2_approx(acc.maximum[n][j] - top);
-      acc.maximum[n][j] = top;
-      acc.sum[n][j] = sum;
-#pragma unroll
-      for (int m = 0; m < T::kValueGroups; ++m) {
-        acc.output[n][m][j] *= alpha;
-        acc.output[n][m][j + 2] *= alpha;
-      }
-    }
-  }
-  constexpr int kPitch = SharedStorage<T>::kMergePitch;
-  for (int width = T::kWarps / 2; width >= 1; width /= 2) {
-    const bool gives = warp >= width && warp < 2 * width;
-    if (gives || warp < width) {
-      float* buffer = s.merge + (gives ? warp - width : warp) * rows_in_use * kPitch;
-      if (!gives) __syncthreads();
-#pragma unroll
-      for (int n = 0; n < T::kColumnBlocks; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int column = kColumns * n + 2 * t + (i & 1);
-          if (column >= rows_in_use) continue;
-#pragma unroll
-          for (int m = 0; m < T::kValueGroups; ++m) {
-            float& at = buffer[column * kPitch + 16 * m + g + 8 * (i >> 1)];
-            if (gives) {
-              at = acc.output[n][m][i];
-            } else {
-              acc.output[n][m][i] += at;
-            }
-          }
-        }
-      }
-      if (gives) __syncthreads();
-    } else {
-      __syncthreads();
-    }
-    // The buffers are free again before the next, narrower round writes them.
-    __syncthreads();
-  }
-}
-
-// Warp 0: the finished row, or this block's part of it into the workspace.
-template <class T>
-__device__ inline void store_share(const DecodeArgs& a, const ListRow& row,
-                                   const Accumulators<T>& acc, float* partial, int rows_in_use) {
-  const int lane = threadIdx.x & 31;
-  const int g = lane >> 2;
-  const int t = lane & 3;
-  const int group = a.num_q_heads / a.num_kv_heads;
-#pragma unroll
-  for (int n = 0; n < T::kColumnBlocks; ++n) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int column = kColumns * n + 2 * t + j;
       if (column >= rows_in_use) continue;
-      RowResult result;
-      if (partial == nullptr) {
-        const int q_head = row.head * group + (row.block * T::kRows + column) % group;
-        result = finish<T>(a, q_head, row.head, acc.maximum[n][j], acc.sum[n][j]);
+      if (g == 0) {
+        s.maximum[warp][column] = acc.maximum[n][j];
+        s.sum[warp][column] = sum;
       }
-      float* out = partial + column * (T::kHeadDim + 2);
 #pragma unroll
       for (int m = 0; m < T::kValueGroups; ++m) {
 #pragma unroll
         for (int up = 0; up < 2; ++up) {
-          const int dim = 16 * m + g + 8 * up;
-          const float x = acc.output[n][m][j + 2 * up];
-          if (partial == nullptr) {
-            store_row<T>(a, row, column, dim, x, result);
-          } else {
-            out[dim] = x;
-          }
+          to[column * kPitch + 16 * m + g + 8 * up] = acc.output[n][m][j + 2 * up];
         }
       }
-      if (partial != nullptr && g == 0) {
-        out[T::kHeadDim] = acc.maximum[n][j];
-        out[T::kHeadDim + 1] = acc.sum[n][j];
-      }
     }
+  }
+  sync_workers<T>();
+}
+
+// Adds the warps' shares up: the finished row, or this block's part of it into the workspace.
+template <class T>
+__device__ inline void store_share(const DecodeArgs& a, const SharedStorage<T>& s,
+                                   const ListRow& row, float* partial, int rows_in_use) {
+  constexpr int kPitch = SharedStorage<T>::kMergePitch;
+  for (int i = threadIdx.x; i < rows_in_use * T::kHeadDim / 2; i += 32 * T::kWarps) {
+    const int column = 2 * i / T::kHeadDim;
+    const int dim = 2 * i % T::kHeadDim;
+    float top = kNoMaximum;
+#pragma unroll
+    for (int w = 0; w < T::kWarps; ++w) top = fmaxf(top, s.maximum[w][column]);
+    float sum = 0.0F;
+    float2 value = {0.0F, 0.0F};
+#pragma unroll
+    for (int w = 0; w < T::kWarps; ++w) {
+      const float weight = exp2_approx(s.maximum[w][column] - top);
+      const auto x = *reinterpret_cast<const float2*>(
+          &s.merge[(w * rows_in_use + column) * kPitch + dim]);
+      sum += weight * s.sum[w][column];
+      value.x = fmaf(weight, x.x, value.x);
+      value.y = fmaf(weight, x.y, value.y);
+    }
+    if (partial == nullptr) {
+      store_pair<T>(a, row, column, dim, value, top, sum);
+      continue;
+    }
+    float* out = partial + column * (T::kHeadDim + 2);
+    *reinterpret_cast<float2*>(out + dim) = value;
+    if (dim == 0) *reinterpret_cast<float2*>(out + T::kHeadDim) = {top, sum};
   }
 }
 
 // All parts of a row that several blocks share, by every thread of the last block to arrive.
 template <class T>
-__device__ inline void merge_blocks(const DecodeArgs& a, const ListRow& row, std::int64_t units,
-                                    int rows_in_use) {
-  const int blocks = gridDim.x;
-  const int first = share_of(row.begin, units, blocks);
-  const bool dense = units >= blocks;  // no block has an empty share
-  const int parts = dense ? share_of(row.end - 1, units, blocks) - first + 1
-                          : static_cast<int>(row.end - row.begin);
+__device__ inline void merge_blocks(const DecodeArgs& a, SharedStorage<T>& s, const ListRow& row,
+                                    const Shares& shares, int rows_in_use) {
+  const int first = shares.of(row.begin);
+  const int parts = shares.of(row.end - 1) - first + 1;
   const std::int64_t stride = partial_floats(T::kRows, T::kHeadDim);
+  // The row is the last of its first block, and the first of all others.
   const auto part_of = [&](int k) {
-    const int block = dense ? first + k : share_of(row.begin + k, units, blocks);
-    const int which = share_begin(units, block, blocks) > row.begin ? 0 : 1;
-    return a.partials + (2 * static_cast<std::int64_t>(block) + which) * stride;
+    return a.partials + (2 * static_cast<std::int64_t>(first + k) + (k == 0 ? 1 : 0)) * stride;
   };
-  const int group = a.num_q_heads / a.num_kv_heads;
-  for (int i = threadIdx.x; i < rows_in_use * T::kHeadDim; i += 32 * T::kWarps) {
-    const int column = i / T::kHeadDim;
-    const int dim = i % T::kHeadDim;
-    const int at = column * (T::kHeadDim + 2);
+  // One warp a query row finds the parts' weights, all loads at once; they go where the ring was.
+  auto* weights = reinterpret_cast<float*>(&s.ring[0]);  // [rows][parts]
+  const int warp = threadIdx.x >> 5;
+  const int lane = threadIdx.x & 31;
+  for (int column = warp; column < rows_in_use; column += T::kWarps) {
+    const int at = column * (T::kHeadDim + 2) + T::kHeadDim;
     float top = kNoMaximum;
-#pragma unroll 8
-    for (int k = 0; k < parts; ++k) top = fmaxf(top, __ldcg(part_of(k) + at + T::kHeadDim));
+    for (int k = lane; k < parts; k += 32) top = fmaxf(top, __ldcg(part_of(k) + at));
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, step));
+    }
     float sum = 0.0F;
-    float value = 0.0F;
+    for (int k = lane; k < parts; k += 32) {
+      const float weight = exp2_approx(__ldcg(part_of(k) + at) - top);
+      weights[column * parts + k] = weight;
+      sum += weight * __ldcg(part_of(k) + at + 1);
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, step);
+    if (lane == 0) {
+      s.maximum[0][column] = top;
+      s.sum[0][column] = sum;
+    }
+  }
+  sync_workers<T>();
+  for (int i = threadIdx.x; i < rows_in_use * T::kHeadDim / 2; i += 32 * T::kWarps) {
+    const int column = 2 * i / T::kHeadDim;
+    const int dim = 2 * i % T::kHeadDim;
+    const int at = column * (T::kHeadDim + 2) + dim;
+    float2 value = {0.0F, 0.0F};
 #pragma unroll 8
     for (int k = 0; k < parts; ++k) {
-      const float* part = part_of(k) + at;
-      const float weight = exp2_approx(__ldcg(part + T::kHeadDim) - top);
-      sum += weight * __ldcg(part + T::kHeadDim + 1);
-      value += weight * __ldcg(part + dim);
+      const float weight = weights[column * parts + k];
+      const float2 x = __ldcg(reinterpret_cast<const float2*>(part_of(k) + at));
+      value.x = fmaf(weight, x.x, value.x);
+      value.y = fmaf(weight, x.y, value.y);
     }
-    const int q_head = row.head * group + (row.block * T::kRows + column) % group;
-    store_row<T>(a, row, column, dim, value, finish<T>(a, q_head, row.head, top, sum));
+    store_pair<T>(a, row, column, dim, value, s.maximum[0][column], s.sum[0][column]);
   }
+  sync_workers<T>();
 }
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
+// The warp that fills all rings: lane w serves warp w.
 template <class T>
-__global__ void __launch_bounds__(32 * T::kWarps, 1) decode_kernel(const __grid_constant__ DecodeArgs a) {
+__device__ inline void fill_rings(const DecodeArgs& a, SharedStorage<T>& s, const ListRow& row,
+                                  std::int32_t begin, std::int32_t end) {
+  static_assert(T::kWarps <= 32);
+  const int lane = threadIdx.x & 31;
+  if (lane >= T::kWarps) return;
+  BulkSource<typename T::Ring, T::kEntries, Producer<T>> source(
+      s.ring[lane], Producer<T>(a, row, begin + lane, end));
+  while (!source.done()) {
+    if (!source.poll()) __nanosleep(40);
+  }
+}
+
+template <class T>
+__device__ inline auto make_feed(const DecodeArgs& a, SharedStorage<T>& s, const ListRow& row,
+                                 std::int32_t first, std::int32_t end) {
+  const int warp = threadIdx.x >> 5;
+  if constexpr (T::Ring::kOwnWarp) {
+    return BulkFeed<typename T::Ring, T::kEntries>(s.ring[warp]);
+  } else {
+    return AsyncCopyFeed<typename T::Ring, T::kEntries, Producer<T>>(s.ring[warp],
+                                                                    Producer<T>(a, row, first, end));
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, 1)
+    decode_kernel(const __grid_constant__ DecodeArgs a) {
   extern __shared__ __align__(128) std::uint8_t raw[];
   auto& s = *reinterpret_cast<SharedStorage<T>*>(raw);
-  const std::int64_t units = a.plan.prefix[a.plan.num_requests];
-  const int blocks = gridDim.x;
-  const std::int64_t begin = share_begin(units, blockIdx.x, blocks);
-  const std::int64_t end = share_begin(units, blockIdx.x + 1, blocks);
-  if (begin >= end) return;
   const int warp = threadIdx.x >> 5;
-  const typename T::Ring ring(&s.ring[warp][0][0], &s.barriers[warp][0]);
+  if (threadIdx.x < T::kWarps) s.ring[threadIdx.x].init();
+  const Shares shares(a.plan.prefix[a.plan.num_requests], static_cast<int>(gridDim.x));
+  const std::int32_t begin = shares.begin(static_cast<int>(blockIdx.x));
+  const std::int32_t end = shares.begin(static_cast<int>(blockIdx.x) + 1);
+  if (begin >= end) return;
   ListRow row = find_row(a, begin, find_request(a.plan, begin));
-  Producer<T> producer(a, row, begin + warp, end);
-#pragma unroll
-  for (int i = 0; i < T::kEntries; ++i) producer.fill(ring, i);
+  __syncthreads();
+  if (warp == T::kWarps) {
+    if constexpr (T::Ring::kOwnWarp) fill_rings<T>(a, s, row, begin, end);
+    return;
+  }
+  auto feed = make_feed<T>(a, s, row, begin + warp, end);
 
-  int entry = 0;
-  std::uint32_t parity = 0;
-  const auto next_entry = [&] {
-    __syncwarp();
-    producer.fill(ring, entry);
-    if (++entry == T::kEntries) {
-      entry = 0;
-      parity ^= 1U;
-    }
-  };
-  const int rows_in_use = [&] {
-    const int group = a.num_q_heads / a.num_kv_heads;
-    return T::kColumnBlocks == 1 ? min(group * a.plan.columns, T::kRows) : T::kRows;
-  }();
-
-  std::int64_t unit = begin + warp;
+  std::int32_t unit = begin + warp;
   int num_shared = 0;  // rows of this block that other blocks share: at most its first and its last
   ListRow shared[2];
   while (true) {
     load_queries<T>(a, s, row);
-    __syncthreads();
+    sync_workers<T>();
     WarpRow<T> work(a, s, row);
-    const std::int64_t stop = row.end < end ? row.end : end;
+    const std::int32_t stop = min(row.end, end);
     for (; unit < stop; unit += T::kWarps) {
-      const int i = static_cast<int>(unit - row.begin);
-      ring.wait(entry, parity);
-      const std::uint8_t* keys = ring.entry(entry);
+      const int i = unit - row.begin;
+      const std::uint8_t* keys = feed.wait();
       const auto values = [&] {
-        next_entry();
-        ring.wait(entry, parity);
-        return static_cast<const std::uint8_t*>(ring.entry(entry));
+        feed.next();
+        return feed.wait();
       };
       if (i < row.num_units) {
         work.shadow(i, keys, values);
       } else {
-        const int tile = row.tile + i - row.num_units;
-        const int page = tile / a.plan.tiles_per_page;
-        bool readable = true;
-        if (tile == row.tile || true) {
-          const int id = page < a.plan.page_stride
-                             ? a.plan.pages[row.request * a.plan.page_stride + page]
-                             : -1;
-          readable = id >= 0 && id < a.plan.num_pages;
-        }
-        work.tile(tile, readable, keys, values);
+        work.tile(row.tile + i - row.num_units, feed.readable(), keys, values);
       }
-      next_entry();
+      feed.next();
     }
-    merge_warps<T>(s, work.acc, rows_in_use);
+    lay_down<T>(s, work.acc, a.rows_in_use);
     const bool whole = row.begin >= begin && row.end <= end;
-    if (warp == 0) {
-      float* partial = nullptr;
-      if (!whole) {
-        const int which = begin > row.begin ? 0 : 1;
-        partial = a.partials + (2 * static_cast<std::int64_t>(blockIdx.x) + which) *
-                                   partial_floats(T::kRows, T::kHeadDim);
-      }
-      store_share<T>(a, row, work.acc, partial, rows_in_use);
+    float* partial = nullptr;
+    if (!whole) {
+      const int which = begin > row.begin ? 0 : 1;
+      partial = a.partials + (2 * static_cast<std::int64_t>(blockIdx.x) + which) *
+                                 partial_floats(T::kRows, T::kHeadDim);
+      shared[num_shared++] = row;
     }
-    if (!whole) shared[num_shared++] = row;
+    store_share<T>(a, s, row, partial, a.rows_in_use);
     if (row.end >= end) break;
     row = find_row(a, row.end, row.request);
   }
 
   if (num_shared == 0) return;
+  sync_workers<T>();
   if (threadIdx.x == 0) {
+    // For all threads of the block: their writes are behind the barrier.
     __threadfence();
     for (int i = 0; i < num_shared; ++i) {
       const ListRow& r = shared[i];
-      const int first = share_of(r.begin, units, blocks);
-      const int parts = units >= blocks ? share_of(r.end - 1, units, blocks) - first + 1
-                                        : static_cast<int>(r.end - r.begin);
+      const int first = shares.of(r.begin);
+      const int parts = shares.of(r.end - 1) - first + 1;
       // One counter a row; rows are told apart by the block that holds their first unit, and of
       // the rows that begin in a block only the last is shared.
       const int before = atomicAdd(a.arrivals + first, 1);
@@ -982,9 +1020,9 @@ __global__ void __launch_bounds__(32 * T::kWarps, 1) decode_kernel(const __grid_
     }
     __threadfence();
   }
-  __syncthreads();
+  sync_workers<T>();
   for (int i = 0; i < num_shared; ++i) {
-    if (s.last[i] != 0) merge_blocks<T>(a, shared[i], units, rows_in_use);
+    if (s.last[i] != 0) merge_blocks<T>(a, s, shared[i], shares, a.rows_in_use);
   }
 }
 

@@ -40,7 +40,7 @@ struct Write {
 // BF16 rows or one tile of 64 tokens, of one KV head and block of query rows).
 struct Work {
   std::int32_t window_left = -1;
-  std::int64_t* prefix = nullptr;  // [num_requests + 1]
+  std::int32_t* prefix = nullptr;  // [num_requests + 1]
 };
 
 struct PlanView {
@@ -53,10 +53,11 @@ struct PlanView {
   const Write* writes = nullptr;
   const std::int32_t* num_writes = nullptr;  // on the device
   std::int32_t max_writes = 0;               // of this step: the grid
-  const std::int64_t* prefix = nullptr;      // of the layer's window
+  const std::int32_t* prefix = nullptr;      // of the layer's window
   unsigned long long* bad_pages = nullptr;
   std::int64_t num_pages = 0;
   std::int32_t page_size = 0, tiles_per_page = 0;
+  std::uint32_t page_reciprocal = 0;  // ceil(2^32 / tiles_per_page), for more than one
   std::int32_t columns = kColumns;  // query rows of one block of rows
   std::int32_t sink_tokens = 0, tail_tokens = 0, group_tokens = 16;
   std::int32_t reproducible = 0;
@@ -80,6 +81,9 @@ BD_HOST_DEVICE constexpr int units_of(const Request& r, int window_left) {
   const int n = r.num_units + num_tiles(r, window_left);
   return n == 0 ? 1 : n;
 }
+// Column blocks of eight query rows that a kernel works on at once: larger heads' accumulators fill
+// the registers with one.
+BD_HOST_DEVICE constexpr int most_column_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }
 BD_HOST_DEVICE constexpr int row_blocks(int query_len, int group, int columns) {
   return (query_len * group + columns - 1) / columns;
 }
@@ -95,7 +99,5 @@ BD_HOST_DEVICE constexpr int tail_begin(const PlanView& p, int n) {
   return begin;
 }
 
-// The view of a plan for one layer; prefix is null when no work was planned for the window.
-PlanView view_of(const CudaPlan& plan, int window_left);
 
 }  // namespace bitdecoding::cuda

@@ -48,10 +48,7 @@ struct Scales<Format::kNvfp4> {
     LaneScales s;
 #pragma unroll
     for (int up = 0; up < 2; ++up) {
-      std::uint32_t both;
-      const auto bytes = static_cast<unsigned short>(up == 0 ? word : word >> 16);
-      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(bytes));
-      const __half2 x = __hmul2(half2_of(both), factor);
+      const __half2 x = __hmul2(e4m3_pair(up == 0 ? word : word >> 16), factor);
       s.of[up][0] = __low2half2(x);
       s.of[up][1] = __high2half2(x);
     }

@@ -1,0 +1,528 @@
+// The plan of a step, by one block of threads: see common/directory.h.
+#include <cub/block/block_scan.cuh>
+
+#include "common/directory.h"
+
+namespace bitdecoding::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kDecodeQueries = kMaxDecodeQueries;
+enum : int { kNone = 0, kTail = 1, kSink = 2, kPartial = 3 };
+
+using Scan = cub::BlockScan<int, kThreads>;
+
+struct Shared {
+  Scan::TempStorage scan;
+  int histogram[256];
+  int need_hard, need_tail, taken, threshold_digit, remaining;
+  std::uint32_t threshold;
+};
+
+__device__ void release_slot(const BuildArgs& a, int slot) {
+  a.index[a.slots[slot].key] = -1;
+  a.slots[slot].key = -1;
+  a.free_slots[atomicAdd(&a.state->free_count, 1)] = slot;
+}
+
+struct Builder {
+  const BuildArgs& a;
+  Shared& s;
+  std::uint32_t step;
+
+  __device__ int group() const { return a.plan.group_tokens; }
+
+  // ---- rules of one request (page/shadow_directory.cc) ----
+  __device__ static int first_query(const Request& r) { return max(r.seq_len - r.query_len, 0); }
+  __device__ static bool is_short(const Request& r) { return r.query_len <= kDecodeQueries; }
+  __device__ int tail_of(const Request& r, int n) const {
+    return a.plan.tail_tokens < 0 ? r.seq_len : min(tail_begin(a.plan, n), r.seq_len);
+  }
+  __device__ int read_tail(const Request& r) const {
+    return tail_of(r, a.plan.reproducible != 0 && r.query_len > 0 ? first_query(r) + 1 : r.seq_len);
+  }
+  __device__ int keep_tail(const Request& r) const {
+    return tail_of(r, is_short(r) ? first_query(r) + 1 : r.seq_len);
+  }
+
+  __device__ int page_at(int request, int position) const {
+    const int page = position / a.plan.page_size;
+    if (page >= a.plan.page_stride) return -1;
+    const int id = a.plan.pages[request * a.plan.page_stride + page];
+    return id < 0 || id >= a.plan.num_pages ? -1 : id;
+  }
+  __device__ int key_at(int request, int position) const {
+    const int page = page_at(request, position);
+    if (page < 0) return -1;
+    return page * a.groups_per_page + position % a.plan.page_size / group();
+  }
+  __device__ int slot_at(int request, int position) const {
+    const int key = key_at(request, position);
+    return key < 0 ? -1 : a.index[key];
+  }
+
+  __device__ void pin(int slot, int why, int distance) const {
+    const std::uint32_t low = (static_cast<std::uint32_t>(why) << 30) |
+                              (kFarthest - static_cast<std::uint32_t>(min(distance, 1 << 29)));
+    atomicMax(&a.slots[slot].pin, (static_cast<unsigned long long>(step) << 32) | low);
+    a.slots[slot].stamp = 2 * step + 1;
+  }
+  __device__ void release(int slot) const { release_slot(a, slot); }
+
+  // ---- phases ----
+  __device__ void read_requests() const {
+    for (int i = threadIdx.x; i < a.plan.num_requests; i += kThreads) {
+      Request r;
+      const int begin = max(a.query_start[i], 0);
+      const int end = min(a.query_start[i + 1], a.num_tokens);
+      const long long most = static_cast<long long>(a.plan.page_stride) * a.plan.page_size;
+      r.seq_len = max(a.seq_lens[i], 0);
+      r.query_begin = begin;
+      r.query_len = max(end - begin, 0);
+      if (r.seq_len > most) {
+        r.seq_len = static_cast<int>(most);
+        atomicAdd(&a.state->bad_lengths, 1ULL);
+      }
+      a.requests[i] = r;
+    }
+  }
+
+  __device__ int request_of(int token) const {
+    int low = 0;
+    int high = a.plan.num_requests - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (a.requests[middle].query_begin <= token) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    // Empty requests may begin at the same row.
+    while (low > 0 && a.requests[low].query_len == 0) --low;
+    return low;
+  }
+
+  // Position of a token that is to be written, or -1.
+  __device__ int written_position(int token, int request) const {
+    const Request r = a.requests[request];
+    if (token < r.query_begin || token >= r.query_begin + r.query_len) return -1;
+    if (a.slot_mapping[token] < 0) return -1;
+    const int position = r.seq_len - r.query_len + (token - r.query_begin);
+    if (position < 0) return -1;
+    const int page = page_at(request, position);
+    const long long expected =
+        static_cast<long long>(page) * a.plan.page_size + position % a.plan.page_size;
+    return page < 0 || a.slot_mapping[token] != expected ? -1 : position;
+  }
+
+  __device__ void collect_writes() {
+    int done = 0;
+    for (int base = 0; base < a.num_tokens; base += kThreads) {
+      const int token = base + static_cast<int>(threadIdx.x);
+      int position = -1;
+      int request = 0;
+      bool head = false;
+      if (token < a.num_tokens && a.plan.num_requests > 0) {
+        request = request_of(token);
+        position = written_position(token, request);
+        if (position < 0 && a.slot_mapping[token] >= 0) atomicAdd(&a.state->bad_slots, 1ULL);
+        head = position >= 0 &&
+               (position % group() == 0 || token == a.requests[request].query_begin ||
+                written_position(token - 1, request) < 0);
+      }
+      int index = 0;
+      int total = 0;
+      Scan(s.scan).ExclusiveSum(head ? 1 : 0, index, total);
+      __syncthreads();
+      if (head) add_write(done + index, token, position, request);
+      done += total;
+    }
+    if (threadIdx.x == 0) a.state->num_writes = done;
+  }
+
+  __device__ void add_write(int index, int token, int position, int request) const {
+    Write w;
+    w.first_row = position % group();
+    w.num_rows = 1;
+    while (w.first_row + w.num_rows < group() &&
+           written_position(token + w.num_rows, request) >= 0) {
+      ++w.num_rows;
+    }
+    w.page = page_at(request, position);
+    w.group = position % a.plan.page_size / group();
+    w.source = token;
+    a.writes[index] = w;
+    a.wants[index] = want_of(index, w, position, request);
+  }
+
+  __device__ Want want_of(int index, const Write& w, int position, int request) const {
+    const Request r = a.requests[request];
+    const int begin = position - w.first_row;
+    Want want;
+    want.write = index;
+    want.key = w.page * a.groups_per_page + w.group;
+    want.distance = r.seq_len - begin;
+    want.sink = begin < a.plan.sink_tokens ? 1 : 0;
+    want.asked = want.sink != 0 || begin >= tail_of(r, r.seq_len) ? 1 : 0;
+    if (begin + group() > r.seq_len) {
+      want.pin = kPartial;
+    } else if (want.sink != 0) {
+      want.pin = kSink;
+    } else if (want.asked != 0 || begin >= keep_tail(r)) {
+      want.pin = kTail;
+    }
+    return want;
+  }
+
+  // One warp a request: what the step reads is touched and pinned.
+  __device__ void touch() const {
+    const int lane = threadIdx.x & 31;
+    for (int i = threadIdx.x >> 5; i < a.plan.num_requests; i += kThreads / 32) {
+      const Request r = a.requests[i];
+      for (int p = keep_tail(r) + lane * group(); p < read_tail(r); p += 32 * group()) {
+        const int slot = slot_at(i, p);
+        if (slot >= 0) a.slots[slot].stamp = max(a.slots[slot].stamp, 2 * step);
+      }
+      const int sink_end = min(a.plan.sink_tokens, r.seq_len);
+      for (int p = lane * group(); p < sink_end; p += 32 * group()) pin_read(i, r, p, true);
+      const int tail = max(read_tail(r), sink_end);
+      for (int p = tail / group() * group() + lane * group(); p < r.seq_len; p += 32 * group()) {
+        pin_read(i, r, p, p < a.plan.sink_tokens);
+      }
+    }
+  }
+  __device__ void pin_read(int request, const Request& r, int position, bool sink) const {
+    const int slot = slot_at(request, position);
+    if (slot < 0) return;
+    a.slots[slot].sink = sink ? 1 : 0;
+    pin(slot, sink ? kSink : kTail, r.seq_len - position);
+  }
+
+  __device__ void pin_and_drop_written() const {
+    for (int i = threadIdx.x; i < a.state->num_writes; i += kThreads) {
+      const Want want = a.wants[i];
+      const int slot = a.index[want.key];
+      if (slot < 0) continue;
+      if (a.writes[i].first_row > 0) {
+        a.slots[slot].sink = want.sink;
+        pin(slot, kPartial, want.distance);
+      } else if (want.pin == kNone) {
+        release(slot);
+      } else {
+        a.slots[slot].sink = want.sink;
+        pin(slot, want.pin, want.distance);
+      }
+    }
+  }
+
+  // ---- slots for written groups ----
+  __device__ bool needs_slot(const Want& want) const {
+    return want.pin != kNone && a.index[want.key] < 0;
+  }
+
+  // Victims first to last: entries that are not pinned, oldest first and sinks last; then pinned
+  // tails, farthest from their sequence's end first. All ones: may not be dropped.
+  __device__ std::uint32_t victim_order(const SlotEntry& e) const {
+    if (e.key < 0) return 0xFFFFFFFFU;
+    if ((e.pin >> 32) == step) {
+      const auto low = static_cast<std::uint32_t>(e.pin);
+      if ((low >> 30) != kTail) return 0xFFFFFFFFU;
+      return 0x80000000U | (low & kFarthest);
+    }
+    return (e.sink != 0 ? 0x40000000U : 0U) | (e.stamp & 0x3FFFFFFFU);
+  }
+
+  // Frees the first `count` victims with an order below `limit`, as many as there are.
+  __device__ void evict(int count, std::uint32_t limit) {
+    std::uint32_t prefix = 0;
+    int remaining = count;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+      for (int i = threadIdx.x; i < 256; i += kThreads) s.histogram[i] = 0;
+      __syncthreads();
+      for (int i = threadIdx.x; i < a.num_slots; i += kThreads) {
+        const std::uint32_t order = victim_order(a.slots[i]);
+        if (order >= limit) continue;
+        if (shift < 24 && (order >> (shift + 8)) != (prefix >> (shift + 8))) continue;
+        atomicAdd(&s.histogram[(order >> shift) & 255U], 1);
+      }
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        int digit = 0;
+        while (digit < 255 && s.histogram[digit] < remaining) remaining -= s.histogram[digit++];
+        s.threshold_digit = digit;
+        s.remaining = remaining;
+      }
+      __syncthreads();
+      prefix |= static_cast<std::uint32_t>(s.threshold_digit) << shift;
+      remaining = s.remaining;
+      __syncthreads();
+    }
+    // All below `prefix` go, and `remaining` of those that equal it, in the order of slots.
+    int ties = 0;
+    for (int base = 0; base < a.num_slots; base += kThreads) {
+      const int slot = base + static_cast<int>(threadIdx.x);
+      const std::uint32_t order =
+          slot < a.num_slots ? victim_order(a.slots[slot]) : 0xFFFFFFFFU;
+      const bool tie = order == prefix && order < limit;
+      int index = 0;
+      int total = 0;
+      Scan(s.scan).ExclusiveSum(tie ? 1 : 0, index, total);
+      __syncthreads();
+      const bool goes = order < limit && (order < prefix || (tie && ties + index < remaining));
+      if (goes) {
+        release(slot);
+        atomicAdd(&a.state->evicted_slots, 1ULL);
+      }
+      ties += total;
+      __syncthreads();
+    }
+  }
+
+  // Takes the free slot number `rank` from the top.
+  __device__ void give(const Want& want, int rank) const {
+    const int slot = a.free_slots[a.state->free_count - 1 - rank];
+    SlotEntry& e = a.slots[slot];
+    e.key = want.key;
+    e.valid_begin = e.valid_end = 0;
+    e.sink = want.sink;
+    e.pin = 0;
+    a.index[want.key] = slot;
+    pin(slot, want.pin, want.distance);
+  }
+
+  // Rank of a tail among the tails that need a slot: nearer to the end first.
+  __device__ int tail_rank(int write, int num_writes) const {
+    const int distance = a.wants[write].distance;
+    int rank = 0;
+    for (int i = 0; i < num_writes; ++i) {
+      const Want other = a.wants[i];
+      if (other.pin != kTail || a.index[other.key] >= 0) continue;
+      if (other.distance < distance || (other.distance == distance && i < write)) ++rank;
+    }
+    return rank;
+  }
+
+  __device__ void give_slots() {
+    const int num_writes = a.state->num_writes;
+    int hard = 0;
+    int tails = 0;
+    for (int i = threadIdx.x; i < num_writes; i += kThreads) {
+      const Want want = a.wants[i];
+      if (!needs_slot(want)) continue;
+      if (want.pin == kTail) {
+        ++tails;
+      } else {
+        ++hard;
+      }
+    }
+    if (threadIdx.x == 0) s.need_hard = s.need_tail = 0;
+    __syncthreads();
+    if (hard > 0) atomicAdd(&s.need_hard, hard);
+    if (tails > 0) atomicAdd(&s.need_tail, tails);
+    __syncthreads();
+    const int need = s.need_hard + s.need_tail;
+    if (need == 0) return;
+    if (need > a.state->free_count) {
+      evict(need - a.state->free_count, 0x80000000U);
+      __syncthreads();
+      if (s.need_hard > a.state->free_count) evict(s.need_hard - a.state->free_count, 0xFFFFFFFFU);
+      __syncthreads();
+    }
+    const int room = a.state->free_count;
+    const int tail_room = max(min(room - s.need_hard, s.need_tail), 0);
+    const bool rank_tails = tail_room < s.need_tail;
+    int taken = 0;
+    // Decisions first: giving a slot changes what tail_rank counts.
+    for (int base = 0; base < num_writes; base += kThreads) {
+      const int i = base + static_cast<int>(threadIdx.x);
+      Want want;
+      bool takes = false;
+      if (i < num_writes) {
+        want = a.wants[i];
+        takes = needs_slot(want) &&
+                (want.pin != kTail || !rank_tails || tail_rank(i, num_writes) < tail_room);
+      }
+      int index = 0;
+      int total = 0;
+      Scan(s.scan).ExclusiveSum(takes ? 1 : 0, index, total);
+      __syncthreads();
+      if (takes && taken + index < room) a.wants[i].asked |= 2;
+      taken += total;
+    }
+    __syncthreads();
+    taken = 0;
+    for (int base = 0; base < num_writes; base += kThreads) {
+      const int i = base + static_cast<int>(threadIdx.x);
+      const bool takes = i < num_writes && (a.wants[i].asked & 2) != 0;
+      int index = 0;
+      int total = 0;
+      Scan(s.scan).ExclusiveSum(takes ? 1 : 0, index, total);
+      __syncthreads();
+      if (takes) give(a.wants[i], taken + index);
+      taken += total;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) a.state->free_count -= taken;
+    __syncthreads();
+  }
+
+  __device__ void finish_writes() const {
+    for (int i = threadIdx.x; i < a.state->num_writes; i += kThreads) {
+      const Want want = a.wants[i];
+      Write& w = a.writes[i];
+      w.slot = a.index[want.key];
+      if (w.slot >= 0) {
+        SlotEntry& e = a.slots[w.slot];
+        w.prefix_in_slot =
+            w.first_row > 0 && e.valid_begin == 0 && e.valid_end >= w.first_row ? 1 : 0;
+        const bool joins = e.valid_begin < e.valid_end && w.first_row >= e.valid_begin &&
+                           w.first_row <= e.valid_end;
+        if (!joins) e.valid_begin = static_cast<std::int16_t>(w.first_row);
+        e.valid_end = static_cast<std::int16_t>(w.first_row + w.num_rows);
+      } else if ((want.asked & 1) != 0) {
+        atomicAdd(&a.state->refused_groups, 1ULL);
+      }
+      if (w.first_row > 0 && w.prefix_in_slot == 0) {
+        atomicAdd(&a.state->lost_partial_groups, 1ULL);
+      }
+    }
+  }
+
+  // One warp a request: its BF16 rows, sixteen at a time, ascending.
+  __device__ void make_units() const {
+    const int lane = threadIdx.x & 31;
+    for (int i = threadIdx.x >> 5; i < a.plan.num_requests; i += kThreads / 32) {
+      const Request r = a.requests[i];
+      const int sink_end = min(a.plan.sink_tokens, r.seq_len);
+      const int tail = max(read_tail(r), sink_end);
+      const int from_cache =
+          a.plan.reproducible != 0 || !is_short(r) ? first_query(r) : r.seq_len;
+      int made = 0;
+      for (int part = 0; part < 2; ++part) {
+        const int begin = part == 0 ? 0 : tail;
+        const int end = part == 0 ? sink_end : r.seq_len;
+        for (int base = begin / kUnitRows * kUnitRows; base < end; base += 32 * kUnitRows) {
+          const int p = base + lane * kUnitRows;
+          ShadowUnit unit;
+          bool exists = false;
+          int missing = 0;
+          if (p < end) {
+            const int from = max(p, begin);
+            const int to = min(p + kUnitRows, end);
+            const int key = key_at(i, p);
+            if (key >= 0) {
+              missing = max(min(to, from_cache) - from, 0);
+              const int slot = a.index[key];
+              if (slot >= 0) {
+                const int origin = p / group() * group();
+                const SlotEntry e = a.slots[slot];
+                unit.begin = max(from, origin + e.valid_begin);
+                unit.end = min(to, origin + e.valid_end);
+                unit.slot = slot;
+                unit.row = unit.begin - origin;
+                exists = unit.begin < unit.end;
+                if (exists) missing -= max(min(unit.end, from_cache) - unit.begin, 0);
+              }
+            }
+          }
+          const unsigned all = __ballot_sync(0xFFFFFFFFU, exists);
+          const int at = made + __popc(all & ((1U << lane) - 1));
+          if (exists && at < a.plan.unit_stride) {
+            a.units[static_cast<std::int64_t>(i) * a.plan.unit_stride + at] = unit;
+          }
+          made += __popc(all);
+          if (missing > 0) {
+            atomicAdd(&a.state->missing_tokens, static_cast<unsigned long long>(missing));
+          }
+        }
+      }
+      if (lane == 0) a.requests[i].num_units = min(made, a.plan.unit_stride);
+    }
+  }
+
+  // Requests that are prefilled elsewhere get no work.
+  __device__ void make_work() {
+    for (int w = 0; w < a.num_work; ++w) {
+      int done = 0;
+      for (int base = 0; base < a.plan.num_requests; base += kThreads) {
+        const int i = base + static_cast<int>(threadIdx.x);
+        int units = 0;
+        if (i < a.plan.num_requests) {
+          const Request r = a.requests[i];
+          units = r.query_len > kDecodeQueries
+                      ? 0
+                      : units_of(r, a.work[w].window_left) * a.num_kv_heads *
+                            row_blocks(r.query_len, a.num_q_per_kv, a.plan.columns);
+        }
+        int before = 0;
+        int total = 0;
+        Scan(s.scan).ExclusiveSum(units, before, total);
+        __syncthreads();
+        if (i < a.plan.num_requests) a.work[w].prefix[i] = done + before;
+        done += total;
+      }
+      if (threadIdx.x == 0) a.work[w].prefix[a.plan.num_requests] = done;
+      __syncthreads();
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kThreads, 1) build_kernel(const __grid_constant__ BuildArgs a) {
+  __shared__ Shared s;
+  if (threadIdx.x == 0) ++a.state->step;
+  __syncthreads();
+  Builder b{a, s, a.state->step};
+  b.read_requests();
+  __syncthreads();
+  b.touch();
+  b.collect_writes();
+  __syncthreads();
+  b.pin_and_drop_written();
+  __syncthreads();
+  b.give_slots();
+  __syncthreads();
+  b.finish_writes();
+  __syncthreads();
+  b.make_units();
+  __syncthreads();
+  b.make_work();
+}
+
+__global__ void forget_kernel(const __grid_constant__ BuildArgs a, std::int64_t page) {
+  for (int group = threadIdx.x; group < a.groups_per_page; group += blockDim.x) {
+    const int slot = a.index[page * a.groups_per_page + group];
+    if (slot >= 0) release_slot(a, slot);
+  }
+}
+
+__global__ void reset_kernel(const __grid_constant__ BuildArgs a) {
+  const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = first; i < a.plan.num_pages * a.groups_per_page; i += step) a.index[i] = -1;
+  for (std::int64_t i = first; i < a.num_slots; i += step) {
+    a.slots[i] = SlotEntry{};
+    // The top of the stack is slot 0.
+    a.free_slots[i] = static_cast<std::int32_t>(a.num_slots - 1 - i);
+  }
+  if (first == 0) {
+    *a.state = DirectoryState{};
+    a.state->free_count = a.num_slots;
+  }
+}
+
+}  // namespace
+
+void launch_build(const BuildArgs& args, void* stream) {
+  build_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(args);
+}
+
+void launch_forget(const BuildArgs& args, std::int64_t page, void* stream) {
+  forget_kernel<<<1, 64, 0, static_cast<cudaStream_t>(stream)>>>(args, page);
+}
+
+void launch_reset(const BuildArgs& args, void* stream) {
+  reset_kernel<<<256, 256, 0, static_cast<cudaStream_t>(stream)>>>(args);
+}
+
+}  // namespace bitdecoding::cuda

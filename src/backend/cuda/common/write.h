@@ -1,0 +1,48 @@
+// What the host side needs of the quantizing and dequantizing kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "bitdecoding/cuda.h"
+#include "common/plan.h"
+
+namespace bitdecoding::cuda {
+
+struct Tensor {
+  const void* data = nullptr;
+  DType dtype = DType::kBf16;
+  std::int64_t stride_token = 0, stride_head = 0;
+};
+
+struct LayerView {
+  Format format = Format::kNvfp4;
+  FragmentOrder order = FragmentOrder::kFp16Mma;
+  std::int32_t head_dim = 0, num_kv_heads = 0;
+  ScaleRule key_rule = ScaleRule::kFourSix, value_rule = ScaleRule::kAmax6;
+  bool hadamard = true;
+  const float* key_shift = nullptr;
+  const std::int8_t* key_outer = nullptr;
+  const std::int8_t* value_outer = nullptr;
+  std::uint8_t* pages = nullptr;
+  std::int64_t stride_page = 0, stride_head = 0;
+  std::uint16_t* shadow = nullptr;
+};
+
+struct WriteArgs {
+  PlanView plan;
+  LayerView layer;
+  Tensor key, value;
+  WriteCounters* counters = nullptr;
+};
+
+struct GatherArgs {
+  PlanView plan;
+  LayerView layer;
+  CudaGather what;
+};
+
+Status launch_write(const WriteArgs& args, void* stream);
+Status launch_gather(const GatherArgs& args, void* stream);
+Status launch_merge(const CudaBackend::Merge& merge, void* stream);
+
+}  // namespace bitdecoding::cuda

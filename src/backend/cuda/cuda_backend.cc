@@ -1,0 +1,283 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "backend/validate.h"
+#include "bitdecoding/cuda.h"
+#include "common/decode.h"
+#include "common/memory.h"
+#include "common/write.h"
+#include "cuda_plan.h"
+#include "device.h"
+
+namespace bitdecoding {
+namespace cuda {
+namespace {
+
+Status invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
+
+// Bulk copies move sixteen bytes and more at a time.
+Status check_aligned(const char* what, const void* data, std::int64_t stride_a,
+                     std::int64_t stride_b) {
+  if (reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride_a % 16 == 0 && stride_b % 16 == 0) {
+    return {};
+  }
+  return invalid(fmt::format("{} must be aligned to 16 bytes, its strides ({} and {} bytes) too", what,
+                             stride_a, stride_b));
+}
+
+Status check_layer(const LayerConfig* layer, const CacheView& cache, const Plan& plan) {
+  Status status = validate_layer_shape(layer);
+  if (status.ok()) status = validate_cache(cache, *layer);
+  if (!status.ok()) return status;
+  const CudaPlanLimits& limits = plan.limits();
+  const PageGeometry& g = layer->geometry;
+  const PageGeometry& of = limits.geometry;
+  if (g.format != of.format || g.order != of.order || g.head_dim != of.head_dim ||
+      g.page_size != of.page_size || layer->num_kv_heads != limits.num_kv_heads) {
+    return invalid(fmt::format(
+        "the plan is for {} pages ({} order) of {} tokens, {} KV heads of {}, but the layer has {} ({}) "
+        "pages of {} tokens, {} heads of {}; layers of different geometry need their own plan",
+        format_name(of.format), fragment_order_name(of.order), of.page_size, limits.num_kv_heads,
+        of.head_dim, format_name(g.format), fragment_order_name(g.order), g.page_size,
+        layer->num_kv_heads, g.head_dim));
+  }
+  if (cache.num_pages < limits.num_pages) {
+    return {StatusCode::kOutOfRange,
+            fmt::format("the cache has {} pages, but the plan was made for {}", cache.num_pages,
+                        limits.num_pages)};
+  }
+  return check_aligned("the cache's pages", cache.pages, cache.stride_page, cache.stride_head);
+}
+
+Status check_shadow(const ShadowPool& pool, const Plan& plan) {
+  const std::int32_t slots = plan.limits().num_slots;
+  if (slots == 0) return {};
+  if (pool.rows == nullptr || pool.num_slots < slots) {
+    return {StatusCode::kOutOfRange,
+            fmt::format("the plan hands out {} shadow slots, but the pool has {}{}", slots,
+                        pool.num_slots, pool.rows == nullptr ? " and no memory" : "")};
+  }
+  return check_aligned("the shadow pool", pool.rows, 0, 0);
+}
+
+LayerView layer_view(const LayerConfig& layer, const CacheView& cache, const ShadowPool& shadow) {
+  LayerView v;
+  v.format = layer.geometry.format;
+  v.order = layer.geometry.order;
+  v.head_dim = layer.geometry.head_dim;
+  v.num_kv_heads = layer.num_kv_heads;
+  v.key_rule = layer.key_rule;
+  v.value_rule = layer.value_rule;
+  v.hadamard = layer.hadamard;
+  v.key_shift = layer.key_shift;
+  v.key_outer = layer.key_outer;
+  v.value_outer = layer.value_outer;
+  v.pages = cache.pages;
+  v.stride_page = cache.stride_page;
+  v.stride_head = cache.stride_head;
+  v.shadow = shadow.rows;
+  return v;
+}
+
+class Backend final : public CudaBackend {
+ public:
+  Backend(CudaDevice device, const CudaBackendOptions& options)
+      : device_(std::move(device)), options_(options) {}
+
+  Status allocate();
+  const CudaDevice& device() const override { return device_; }
+  std::int64_t device_bytes() const override { return partials_.bytes() + arrivals_.bytes(); }
+  Status write(const WriteParams& params, const CudaPlan& plan, CudaStream stream) override;
+  Status attend(const AttendParams& params, const CudaPlan& plan, CudaStream stream) override;
+  Status gather(const AttendParams& params, const CudaGather& what, const CudaPlan& plan,
+                CudaStream stream) override;
+  Status merge(const Merge& merge, CudaStream stream) override;
+
+ private:
+  const CudaDevice device_;
+  const CudaBackendOptions options_;
+  DeviceArray<float> partials_;
+  DeviceArray<std::int32_t> arrivals_;
+};
+
+Status Backend::allocate() {
+  // Two shared rows a block of threads, of two column blocks.
+  const std::int64_t blocks = device_.multiprocessors;
+  Status status = partials_.allocate(
+      2 * blocks * partial_floats(2 * kColumns, options_.head_dim), "allocating attend's workspace");
+  return status.ok() ? arrivals_.allocate(blocks, "allocating attend's workspace") : status;
+}
+
+Status Backend::write(const WriteParams& p, const CudaPlan& plan_of, CudaStream stream) {
+  const auto& plan = static_cast<const Plan&>(plan_of);
+  Status status = check_layer(p.layer, p.cache, plan);
+  if (status.ok()) status = check_shadow(p.shadow, plan);
+  if (!status.ok()) return status;
+  const PlanView view = plan.view(plan.limits().windows.front()).take();
+  const std::int64_t tokens = view.max_writes;
+  const int head_dim = p.layer->geometry.head_dim;
+  status = validate_tensor("key", p.key, tokens, p.layer->num_kv_heads, head_dim);
+  if (status.ok()) status = validate_tensor("value", p.value, tokens, p.layer->num_kv_heads, head_dim);
+  if (!status.ok()) return status;
+  WriteArgs args;
+  args.plan = view;
+  args.layer = layer_view(*p.layer, p.cache, p.shadow);
+  args.key = {p.key.data, p.key.dtype, p.key.stride_token, p.key.stride_head};
+  args.value = {p.value.data, p.value.dtype, p.value.stride_token, p.value.stride_head};
+  args.counters = p.counters;
+  return launch_write(args, stream);
+}
+
+Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStream stream) {
+  const auto& plan = static_cast<const Plan&>(plan_of);
+  Status status = check_layer(p.layer, p.cache, plan);
+  if (status.ok()) status = validate_group_size(*p.layer);
+  if (status.ok()) status = check_shadow(p.shadow, plan);
+  if (status.ok()) status = validate_scalars(p);
+  if (!status.ok()) return status;
+  if (p.arithmetic != Arithmetic::kWide) {
+    return {StatusCode::kUnsupported,
+            fmt::format("the CUDA backend computes in wide arithmetic (FP16 and BF16 tensor cores), "
+                        "not {}; set the recipe's arithmetic to wide",
+                        arithmetic_name(p.arithmetic))};
+  }
+  if (p.sm_scale <= 0.0F) {
+    return invalid(fmt::format("sm_scale is {}; expected a positive number", p.sm_scale));
+  }
+  if (p.layer->num_q_heads != plan.limits().num_q_heads ||
+      p.layer->geometry.head_dim > options_.head_dim) {
+    return invalid(fmt::format(
+        "the layer has {} query heads of {}, but the plan was made for {} and the backend for at most {}",
+        p.layer->num_q_heads, p.layer->geometry.head_dim, plan.limits().num_q_heads, options_.head_dim));
+  }
+  const auto view = plan.view(p.window_left);
+  if (!view.ok()) return view.status();
+  if (view.value().num_requests == 0) return {};
+  const int head_dim = p.layer->geometry.head_dim;
+  status = validate_tensor("query", p.query, 1, p.layer->num_q_heads, head_dim);
+  if (status.ok()) {
+    status = validate_tensor("output",
+                             {p.output, p.output_dtype, p.stride_output_token, p.stride_output_head}, 1,
+                             p.layer->num_q_heads, head_dim);
+  }
+  if (!status.ok()) return status;
+
+  DecodeArgs args;
+  args.plan = view.value();
+  args.pages = p.cache.pages;
+  args.stride_page = p.cache.stride_page;
+  args.stride_head = p.cache.stride_head;
+  args.shadow = p.shadow.rows;
+  args.num_slots = p.shadow.num_slots;
+  args.group_tokens = p.layer->geometry.group_tokens;
+  args.query = p.query.data;
+  args.query_stride_token = p.query.stride_token;
+  args.query_stride_head = p.query.stride_head;
+  args.query_dtype = p.query.dtype;
+  args.output = p.output;
+  args.output_dtype = p.output_dtype;
+  args.output_stride_token = p.stride_output_token;
+  args.output_stride_head = p.stride_output_head;
+  args.lse = p.lse;
+  args.key_shift = p.layer->key_shift;
+  args.key_outer = p.layer->key_outer;
+  args.value_outer = p.layer->value_outer;
+  args.attn_sink = p.attn_sink;
+  args.num_q_heads = p.layer->num_q_heads;
+  args.num_kv_heads = p.layer->num_kv_heads;
+  args.group = p.layer->num_q_heads / p.layer->num_kv_heads;
+  args.rows_in_use = plan.rows_in_use();
+  args.sm_scale = p.sm_scale;
+  args.softcap = p.softcap;
+  args.window_left = p.window_left;
+  args.hadamard = p.layer->hadamard;
+  args.partials = partials_.get();
+  args.arrivals = arrivals_.get();
+  const DecodeShape shape{p.layer->geometry.format, head_dim, plan.column_blocks()};
+  const DecodeLaunch on{device_.multiprocessors, static_cast<int>(device_.shared_bytes), stream};
+#ifdef BITDECODING_CUDA_SM80
+  if (device_.kernels == "sm80") return launch_decode_sm80(shape, args, on);
+#endif
+#ifdef BITDECODING_CUDA_SM90
+  if (device_.kernels == "sm90") return launch_decode_sm90(shape, args, on);
+#endif
+  return {StatusCode::kUnsupported,
+          fmt::format("this library was built without the {} kernels that {} needs; configure with its "
+                      "architecture in BITDECODING_CUDA_ARCHITECTURES",
+                      device_.kernels, device_.name)};
+}
+
+Status Backend::gather(const AttendParams& p, const CudaGather& what, const CudaPlan& plan_of,
+                       CudaStream stream) {
+  const auto& plan = static_cast<const Plan&>(plan_of);
+  Status status = check_layer(p.layer, p.cache, plan);
+  if (status.ok() && what.with_shadow) status = check_shadow(p.shadow, plan);
+  if (!status.ok()) return status;
+  const PlanView view = plan.view(plan.limits().windows.front()).take();
+  const std::int64_t most = view.page_stride * view.page_size;
+  if (what.request < 0 || what.request >= view.num_requests || what.begin < 0 ||
+      what.end < what.begin || what.end > most) {
+    return {StatusCode::kOutOfRange,
+            fmt::format("positions [{}, {}) of request {} were asked for, but the step has {} requests "
+                        "of at most {} tokens",
+                        what.begin, what.end, what.request, view.num_requests, most)};
+  }
+  const int heads = p.layer->num_kv_heads;
+  const int head_dim = p.layer->geometry.head_dim;
+  const std::int64_t tokens = what.end - what.begin;
+  status = validate_tensor("key", {what.key, what.dtype, what.stride_token, what.stride_head}, tokens,
+                           heads, head_dim);
+  if (status.ok()) {
+    status = validate_tensor("value", {what.value, what.dtype, what.stride_token, what.stride_head},
+                             tokens, heads, head_dim);
+  }
+  if (!status.ok()) return status;
+  return launch_gather({view, layer_view(*p.layer, p.cache, p.shadow), what}, stream);
+}
+
+Status Backend::merge(const Merge& m, CudaStream stream) {
+  if (m.tokens < 0 || m.heads < 1 || m.head_dim < 1) {
+    return invalid(fmt::format("a merge of {} tokens, {} heads of {} is no merge; expected 0 or more "
+                               "tokens and 1 or more of the others",
+                               m.tokens, m.heads, m.head_dim));
+  }
+  if (m.tokens > 0 && (m.a == nullptr || m.b == nullptr || m.lse_a == nullptr || m.lse_b == nullptr ||
+                       m.out == nullptr)) {
+    return invalid("a merge needs both parts, both LSEs and an output; only lse may be null");
+  }
+  return launch_merge(m, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+
+Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const CudaBackendOptions& options) {
+  auto devices = cuda_devices();
+  if (!devices.ok()) return devices.status();
+  if (options.device < 0 || options.device >= static_cast<int>(devices.value().size())) {
+    return Status(StatusCode::kOutOfRange,
+                  fmt::format("device {} was asked for, but there are {}", options.device,
+                              devices.value().size()));
+  }
+  CudaDevice device = devices.value()[static_cast<std::size_t>(options.device)];
+  if (device.kernels.empty()) {
+    return Status(StatusCode::kUnsupported,
+                  fmt::format("{} has compute capability {}.{}; there are kernels for 8.0 to 8.9 and 9.0",
+                              device.name, device.major, device.minor));
+  }
+  if (options.head_dim < 1 || options.num_kv_heads < 1 || options.num_q_heads < options.num_kv_heads) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("the workspace is for {} query heads, {} KV heads of {}; expected 1 or more "
+                              "of each and no fewer query heads than KV heads",
+                              options.num_q_heads, options.num_kv_heads, options.head_dim));
+  }
+  Status status = cuda::check(cudaSetDevice(options.device), "choosing the device");
+  if (!status.ok()) return status;
+  auto backend = std::make_unique<cuda::Backend>(std::move(device), options);
+  status = backend->allocate();
+  if (!status.ok()) return status;
+  return std::unique_ptr<CudaBackend>(std::move(backend));
+}
+
+}  // namespace bitdecoding

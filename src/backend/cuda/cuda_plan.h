@@ -1,0 +1,49 @@
+// CudaPlan's implementation, for the backend beside it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bitdecoding/cuda.h"
+#include "common/directory.h"
+#include "common/memory.h"
+
+namespace bitdecoding::cuda {
+
+class Plan final : public CudaPlan {
+ public:
+  explicit Plan(const CudaPlanLimits& limits) : limits_(limits) {}
+  Status allocate();
+
+  Status build(const StepInput& input, int max_query_len, CudaStream stream) override;
+  Status upload(const StepPlan& plan, CudaStream stream) override;
+  Status forget(std::int64_t page, CudaStream stream) override;
+  Result<CudaCounters> counters(CudaStream stream) override;
+  const CudaPlanLimits& limits() const override { return limits_; }
+  std::int64_t device_bytes() const override;
+
+  // kInvalidArgument unless the window is one of the limits'. The newest build or upload.
+  Result<PlanView> view(int window_left) const;
+  int column_blocks() const { return args_.plan.columns / kColumns; }
+  // Query rows that a block of rows has at the most.
+  int rows_in_use() const;
+
+ private:
+  void set_columns(int max_query_len);
+  Status check_step(const StepInput& input, int max_query_len) const;
+
+  const CudaPlanLimits limits_;
+  BuildArgs args_;  // filled by build() or upload(), read by view()
+  DeviceArray<Request> requests_;
+  DeviceArray<ShadowUnit> units_;
+  DeviceArray<Write> writes_;
+  DeviceArray<Want> wants_;
+  DeviceArray<std::int32_t> index_;
+  DeviceArray<SlotEntry> slots_;
+  DeviceArray<std::int32_t> free_slots_;
+  DeviceArray<DirectoryState> state_;
+  DeviceArray<std::int32_t> pages_;  // of upload()
+  DeviceArray<std::int32_t> prefix_[CudaPlanLimits::kMaxWindows];
+};
+
+}  // namespace bitdecoding::cuda

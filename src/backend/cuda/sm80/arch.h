@@ -1,0 +1,18 @@
+// Decode on Ampere and Ada: rings filled by sixteen-byte asynchronous copies; 99 KiB of shared memory
+// are on all of them.
+#pragma once
+
+namespace bitdecoding::cuda {
+
+template <int kEntryBytes, int kEntries>
+struct AsyncCopyRing;
+
+struct Sm80 {
+  template <int kEntryBytes, int kEntries>
+  using Ring = AsyncCopyRing<kEntryBytes, kEntries>;
+  // Warps of a block, and half tiles in each warp's ring.
+  static constexpr int warps(int head_dim) { return 4; }
+  static constexpr int entries(int head_dim) { return head_dim <= 64 ? 6 : (head_dim <= 128 ? 4 : 2); }
+};
+
+}  // namespace bitdecoding::cuda

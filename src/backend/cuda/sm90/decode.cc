@@ -1,0 +1,11 @@
+#include "sm90/arch.h"
+#include "common/dispatch_decode.h"
+
+namespace bitdecoding::cuda {
+
+Status launch_decode_sm90(const DecodeShape& shape, const DecodeArgs& args,
+                          const DecodeLaunch& on) {
+  return dispatch_decode<Sm90>(shape, args, on);
+}
+
+}  // namespace bitdecoding::cuda

@@ -1,0 +1,314 @@
+// The CUDA backend against the reference: the same steps through both. Bytes of pages must be equal;
+// outputs agree within what FP16 and BF16 operands allow. Skipped where there is no GPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cuda_host_backend.h"
+
+namespace bitdecoding::test {
+namespace {
+
+// Relative L2 error of an output against the reference's over the same pages. Queries keep 11 bits
+// below their row's maximum (about 3 sigma): 2^-12 * 3 / sqrt 3 of a score's deviation, 4e-4; P
+// keeps 11 bits: 2^-12. ex2.approx and FP32 sums are below both.
+constexpr double kTolerance = 1.0e-3;
+
+double relative_error(const std::vector<float>& got, const std::vector<float>& want,
+                      std::size_t first, std::size_t last) {
+  double error = 0.0;
+  double norm = 0.0;
+  for (std::size_t i = first; i < last; ++i) {
+    if (!std::isfinite(got[i])) return INFINITY;
+    error += (static_cast<double>(got[i]) - want[i]) * (static_cast<double>(got[i]) - want[i]);
+    norm += static_cast<double>(want[i]) * want[i];
+  }
+  return norm == 0.0 ? std::sqrt(error) : std::sqrt(error / norm);
+}
+
+struct Masks {
+  int window_left = -1;
+  float softcap = 0.0F;
+  const float* attn_sink = nullptr;
+};
+
+void set_masks(World& w, const Masks& masks) {
+  w.params.window_left = masks.window_left;
+  w.params.softcap = masks.softcap;
+  w.params.attn_sink = masks.attn_sink;
+}
+
+void expect_decoded_rows(const World& w, const StepResult& got, const StepResult& want,
+                         double limit) {
+  for (std::size_t r = 0; r < w.plan.requests.size(); ++r) {
+    const RequestPlan& request = w.plan.requests[r];
+    if (request.query_len > kMaxDecodeQueries) continue;
+    const auto heads = static_cast<std::size_t>(w.options.num_q_heads);
+    const std::size_t first = static_cast<std::size_t>(request.query_begin) * heads;
+    const std::size_t last =
+        static_cast<std::size_t>(request.query_begin + request.query_len) * heads;
+    const auto dims = static_cast<std::size_t>(w.options.head_dim);
+    const double error = relative_error(got.output, want.output, first * dims, last * dims);
+    ASSERT_TRUE(error <= limit) << "request " << r << " of " << request.seq_len << " tokens, "
+                                << request.query_len << " rows: error " << error;
+    for (std::size_t i = first; i < last; ++i) {
+      ASSERT_TRUE(std::fabs(got.lse[i] - want.lse[i]) <= 4.0e-3)
+          << "lse " << got.lse[i] << " instead of " << want.lse[i];
+    }
+  }
+}
+
+void compare(WorldOptions options, const std::vector<std::int64_t>& chunks,
+             const Masks& masks = {}, double limit = kTolerance,
+             std::initializer_list<Planner> planners = {Planner::kHost, Planner::kDevice}) {
+  options.order = FragmentOrder::kFp16Mma;
+  for (const Planner planner : planners) {
+    SCOPED_TRACE(testing::Message()
+                 << format_name(options.format) << " head_dim " << options.head_dim << " heads "
+                 << options.num_q_heads << "/" << options.num_kv_heads << " page "
+                 << options.page_size << " window " << masks.window_left << " softcap "
+                 << masks.softcap << (planner == Planner::kHost     ? " host plan"
+                     : planner == Planner::kDevice ? " device plan"
+                                                   : " graph"));
+    World want(options);
+    World got(options);
+    for (World* w : {&want, &got}) {
+      set_masks(*w, masks);
+      w->add_sequence({7, 3, 11, 1, 20, 9, 8, 2});
+      w->add_sequence({30, 31, 5, 6, 12, 13, 14, 15});
+    }
+    auto* cuda = new CudaHostBackend(&got, planner);
+    got.backend.reset(cuda);
+    if (testing::Test::HasFatalFailure()) return;
+    std::uint32_t next = 0;
+    for (const std::int64_t n : chunks) {
+      const std::vector<Work> work = {{0, iota_tokens(next, n)},
+                                      {1, iota_tokens(next + 7000, n / 2 + 1)}};
+      next += static_cast<std::uint32_t>(n);
+      const StepResult a = want.step(work);
+      const StepResult b = got.step(work);
+      ASSERT_TRUE(a.status.ok()) << a.status.message();
+      ASSERT_TRUE(b.status.ok()) << b.status.message();
+      for (std::int64_t page = 0; page < options.num_pages; ++page) {
+        ASSERT_EQ(want.page_bytes(page), got.page_bytes(page))
+            << "page " << page << " after " << next;
+      }
+      expect_decoded_rows(got, b, a, limit);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    EXPECT_EQ(want.counters.non_finite, got.counters.non_finite);
+    EXPECT_EQ(want.counters.flushed_blocks, got.counters.flushed_blocks);
+    EXPECT_EQ(want.counters.saturated_blocks, got.counters.saturated_blocks);
+    const CudaCounters counters = cuda->counters();
+    EXPECT_EQ(counters.bad_pages, 0U);
+    EXPECT_EQ(counters.bad_slots, 0U);
+    EXPECT_EQ(counters.bad_lengths, 0U);
+    if (planner != Planner::kHost) {
+      const StepCounters host = want.directory->totals();
+      EXPECT_EQ(counters.step.refused_groups, host.refused_groups);
+      EXPECT_EQ(counters.step.missing_tokens, host.missing_tokens);
+      EXPECT_EQ(counters.step.lost_partial_groups, host.lost_partial_groups);
+    }
+  }
+}
+
+const std::vector<std::int64_t> kChunks = {150, 1, 1, 4, 8, 9, 1, 30, 2, 1};
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string why = why_no_gpu();
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+TEST_F(Cuda, FormatsAndHeadDims) {
+  for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
+    for (const int head_dim : kHeadDims) {
+      WorldOptions o;
+      o.format = format;
+      o.head_dim = head_dim;
+      o.outer_exponent = -3;
+      compare(o, kChunks);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(Cuda, GroupSizes) {
+  for (const int group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 64}) {
+    WorldOptions o;
+    o.num_q_heads = 2 * group;
+    compare(o, {80, 1, 5}, {}, kTolerance, {Planner::kDevice});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(Cuda, PageSizes) {
+  for (const int page_size : {64, 128, 192, 256, 512, 1024}) {
+    WorldOptions o;
+    o.page_size = page_size;
+    o.page_padding = 64;
+    compare(o, {200, 1, 1, 70, 3}, {}, kTolerance, {Planner::kDevice});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(Cuda, Masks) {
+  const std::vector<float> sinks = {-3.0F, 0.5F, 3.0F, 40.0F};
+  for (const int window : {-1, 0, 15, 16, 63, 64, 100, 1000}) {
+    for (const float softcap : {0.0F, 2.0F, 50.0F}) {
+      for (const float* sink : {static_cast<const float*>(nullptr), sinks.data()}) {
+        WorldOptions o;
+        o.tail_tokens = 16;
+        compare(o, {90, 1, 3, 20, 1}, {window, softcap, sink}, 2 * kTolerance, {Planner::kDevice});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, SinksAndTails) {
+  for (const int sink : {0, 5, 16, 40, 64}) {
+    for (const int tail : {0, 7, 16, 64, 100}) {
+      for (const bool reproducible : {false, true}) {
+        WorldOptions o;
+        o.sink_tokens = sink;
+        o.tail_tokens = tail;
+        o.reproducible = reproducible;
+        o.page_size = 128;
+        compare(o, {100, 1, 4, 1, 8, 1}, {}, kTolerance, {Planner::kDevice});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, ScaleRules) {
+  for (const ScaleRule rule : {ScaleRule::kAmax6, ScaleRule::kFourSix, ScaleRule::kCodeSearch}) {
+    WorldOptions o;
+    o.head_dim = 128;
+    o.key_rule = o.value_rule = rule;
+    compare(o, kChunks, {}, kTolerance, {Planner::kDevice});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(Cuda, SixteenBitTensors) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    WorldOptions o;
+    o.dtype = dtype;
+    // Both outputs are rounded to the type: half an ulp each.
+    compare(o, kChunks, {}, dtype == DType::kBf16 ? 0x1p-8 : 0x1p-9);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A captured step, replayed with other lengths, block tables, slot mappings and rows: group borders
+// and page borders are crossed inside the replays.
+TEST_F(Cuda, GraphsAreReplayedWithOtherLengths) {
+  for (const int head_dim : {64, 128}) {
+    WorldOptions o;
+    o.head_dim = head_dim;
+    std::vector<std::int64_t> chunks = {150};
+    for (int i = 0; i < 70; ++i) chunks.push_back(i % 7 == 3 ? 4 : 1);
+    compare(o, chunks, {}, kTolerance, {Planner::kGraph});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(Cuda, NoRotationNoShift) {
+  WorldOptions o;
+  o.hadamard = false;
+  o.shift = false;
+  compare(o, kChunks, {}, kTolerance, {Planner::kDevice});
+}
+
+// Few slots: the device drops and refuses as the host does, by count.
+TEST_F(Cuda, ShortPoolOfSlots) {
+  for (const int slots : {6, 8, 10, 14}) {
+    WorldOptions o;
+    o.num_slots = slots;
+    o.max_requests = 2;
+    compare(o, {150, 1, 1, 1, 20, 1, 1, 40, 1}, {}, kTolerance, {Planner::kDevice});
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Long enough that a row is shared by several blocks of threads, and with more rows than blocks.
+TEST_F(Cuda, LongAndShortTogether) {
+  WorldOptions o;
+  o.head_dim = 128;
+  o.page_size = 128;
+  o.num_pages = 64;
+  o.num_slots = 128;
+  o.order = FragmentOrder::kFp16Mma;
+  o.num_kv_heads = 2;
+  o.num_q_heads = 8;
+  World want(o);
+  World got(o);
+  std::vector<std::int32_t> pages[4];
+  for (int i = 0; i < 64; ++i) pages[i % 4].push_back((i * 37) % 64);
+  for (World* w : {&want, &got}) {
+    for (const auto& p : pages) w->add_sequence(p);
+  }
+  got.backend = std::make_unique<CudaHostBackend>(&got, Planner::kDevice);
+  const std::int64_t lengths[4] = {1900, 20, 700, 3};
+  for (int s = 0; s < 4; ++s) {
+    const std::vector<Work> work = {{s, iota_tokens(static_cast<std::uint32_t>(1000 * s), lengths[s])}};
+    for (World* w : {&want, &got}) {
+      Status status = w->plan_step(work);
+      ASSERT_TRUE(status.ok()) << status.message();
+      status = w->write();
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+  for (int step = 0; step < 3; ++step) {
+    std::vector<Work> work;
+    for (int s = 0; s < 4; ++s) {
+      work.push_back({s, iota_tokens(static_cast<std::uint32_t>(9000 + 100 * s + 10 * step), 1 + step)});
+    }
+    const StepResult a = want.step(work);
+    const StepResult b = got.step(work);
+    ASSERT_TRUE(a.status.ok() && b.status.ok()) << a.status.message() << b.status.message();
+    expect_decoded_rows(got, b, a, kTolerance);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(Cuda, GatherGivesTheStoredNumbers) {
+  for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
+    for (const int head_dim : kHeadDims) {
+      WorldOptions o;
+      o.format = format;
+      o.head_dim = head_dim;
+      o.order = FragmentOrder::kFp16Mma;
+      World want(o);
+      World got(o);
+      for (World* w : {&want, &got}) w->add_sequence({7, 3, 11, 1});
+      got.backend = std::make_unique<CudaHostBackend>(&got, Planner::kDevice);
+      for (World* w : {&want, &got}) ASSERT_TRUE(w->step({{0, iota_tokens(5, 170)}}).status.ok());
+      const auto count = static_cast<std::size_t>(120 * head_dim);
+      std::vector<float> k[2] = {std::vector<float>(count, NAN), std::vector<float>(count, NAN)};
+      std::vector<float> v[2] = {k[0], k[0]};
+      ASSERT_TRUE(
+          want.backend->gather(want.params, 0, 1, 30, 150, k[0].data(), v[0].data()).ok());
+      ASSERT_TRUE(got.backend->gather(got.params, 0, 1, 30, 150, k[1].data(), v[1].data()).ok());
+      EXPECT_EQ(v[0], v[1]);
+      // Keys are rotated back: FP32 additions in the same order.
+      EXPECT_TRUE(relative_error(k[1], k[0], 0, count) <= 1.0e-6);
+    }
+  }
+}
+
+TEST_F(Cuda, StaleAndPoisonedBytesDoNotShow) {
+  for (const int fill : {0x7F, 0xFF, 0x00}) {
+    WorldOptions o;
+    o.fill = static_cast<std::uint8_t>(fill);
+    compare(o, {3, 1, 1, 60, 1, 2, 1});
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace bitdecoding::test
