@@ -1,7 +1,8 @@
 // Decode, write and plan on a GPU: CUDA events around replays of a graph, each replay over several
 // layers' caches so that nothing is found in L2. Prints one JSON object a line.
 //
-//   cuda_bench [decode] [write] [plan] [--shape BATCHxCONTEXTxQHEADSxKVHEADSxHEAD_DIMxQLEN]... [--repeat N]
+//   cuda_bench [decode] [write] [plan] [--shape BATCHxCONTEXTxQHEADSxKVHEADSxHEAD_DIMxQLEN]...
+//   [--repeat N]
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
@@ -70,7 +71,8 @@ __global__ void read_all(const uint4* data, std::int64_t n, std::uint32_t* sink)
     const uint4 b = __ldcs(data + i + step);
     const uint4 c = __ldcs(data + i + 2 * step);
     const uint4 d = __ldcs(data + i + 3 * step);
-    sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+    sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^
+           d.w;
   }
   if (sum == 0x12345678U) *sink = sum;
 }
@@ -183,12 +185,13 @@ Run::Run(const Shape& shape, Format format) : shape_(shape) {
   page_bytes_ = layer_.geometry.head_bytes * shape.kv_heads;
   layer_bytes_ = page_bytes_ * num_pages_;
   // Together well beyond L2.
-  layers_ = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{400} << 20) / layer_bytes_, 1, 64));
+  layers_ =
+      static_cast<int>(std::clamp<std::int64_t>((std::int64_t{400} << 20) / layer_bytes_, 1, 64));
   pages_ = std::make_unique<Array<std::uint8_t>>(layer_bytes_ * layers_);
   const ShadowRule rule = make_shadow_rule(layer_.geometry, 16, 64, false);
   num_slots_ = 8 * shape.batch + 16;
-  layer_rows_ = shadow_slot_bytes(shape.kv_heads, layer_.geometry.group_tokens, shape.head_dim) / 2 *
-                num_slots_;
+  layer_rows_ = shadow_slot_bytes(shape.kv_heads, layer_.geometry.group_tokens, shape.head_dim) /
+                2 * num_slots_;
   rows_ = std::make_unique<Array<std::uint16_t>>(layer_rows_ * layers_);
 
   std::vector<std::int32_t> order(static_cast<std::size_t>(num_pages_));
@@ -202,7 +205,8 @@ Run::Run(const Shape& shape, Format format) : shape_(shape) {
     }
   }
   for (std::size_t r = 0; r < shape.lengths.size(); ++r) {
-    const auto begin = table.begin() + static_cast<std::ptrdiff_t>(r * static_cast<std::size_t>(stride_));
+    const auto begin =
+        table.begin() + static_cast<std::ptrdiff_t>(r * static_cast<std::size_t>(stride_));
     host_table_.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(stride_));
   }
   table_ = std::make_unique<Array<std::int32_t>>(static_cast<std::int64_t>(table.size()), table);
@@ -246,7 +250,8 @@ void Run::fill_caches() {
       std::vector<std::int64_t> slots;
       for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t p = begin + i;
-        slots.push_back(std::int64_t{host_table_[r][static_cast<std::size_t>(p / kPageSize)]} * kPageSize +
+        slots.push_back(std::int64_t{host_table_[r][static_cast<std::size_t>(p / kPageSize)]} *
+                            kPageSize +
                         p % kPageSize);
       }
       const std::int32_t starts[2] = {0, static_cast<std::int32_t>(n)};
@@ -267,7 +272,8 @@ void Run::fill_caches() {
       for (int layer = 0; layer < layers_; ++layer) {
         WriteParams p;
         p.layer = &layer_;
-        p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_, layer_.geometry.head_bytes};
+        p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_,
+                   layer_.geometry.head_bytes};
         p.shadow = {rows_->data + layer * layer_rows_, num_slots_};
         const std::int64_t row = std::int64_t{shape_.kv_heads} * shape_.head_dim;
         p.key = {chunk_->data, DType::kBf16, row, shape_.head_dim};
@@ -285,7 +291,8 @@ StepInput Run::decode_step() {
   for (std::size_t r = 0; r < shape_.lengths.size(); ++r) {
     for (int i = 0; i < shape_.query_len; ++i) {
       const int p = shape_.lengths[r] - shape_.query_len + i;
-      slots.push_back(std::int64_t{host_table_[r][static_cast<std::size_t>(p / kPageSize)]} * kPageSize +
+      slots.push_back(std::int64_t{host_table_[r][static_cast<std::size_t>(p / kPageSize)]} *
+                          kPageSize +
                       p % kPageSize);
     }
     starts.push_back(static_cast<std::int32_t>(slots.size()));
@@ -314,9 +321,11 @@ void Run::decode(int repeat, double ceiling) {
     for (int layer = 0; layer < layers_; ++layer) {
       AttendParams p;
       p.layer = &layer_;
-      p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_, layer_.geometry.head_bytes};
+      p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_,
+                 layer_.geometry.head_bytes};
       p.shadow = {rows_->data + layer * layer_rows_, num_slots_};
-      p.query = {query_->data, DType::kBf16, std::int64_t{shape_.q_heads} * shape_.head_dim, shape_.head_dim};
+      p.query = {query_->data, DType::kBf16, std::int64_t{shape_.q_heads} * shape_.head_dim,
+                 shape_.head_dim};
       p.output = output_->data;
       p.output_dtype = DType::kBf16;
       p.stride_output_token = std::int64_t{shape_.q_heads} * shape_.head_dim;
@@ -326,25 +335,28 @@ void Run::decode(int repeat, double ceiling) {
       require(backend_->attend(p, *plan_, stream));
     }
   });
-  const double bytes = static_cast<double>(tokens_) * shape_.kv_heads * layer_.geometry.bytes_per_token;
-  std::printf("{\"bench\":\"decode\",\"backend\":\"cuda\",\"format\":\"%s\",\"name\":\"%s\",\"batch\":%d,\"context\":%d,"
-              "\"q_heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"query_len\":%d,\"layers\":%d,"
-              "\"us_median\":%.2f,\"us_min\":%.2f,\"us_max\":%.2f,\"bytes\":%.0f,\"read_tbps\":%.3f,"
-              "\"ceiling_tbps\":%.3f,\"share\":%.3f}\n",
-              std::string(format_name(layer_.geometry.format)).c_str(), shape_.name.c_str(), shape_.batch,
-              shape_.context, shape_.q_heads, shape_.kv_heads, shape_.head_dim, shape_.query_len, layers_,
-              t.median, t.least, t.most, bytes, bytes / t.median * 1e-6, ceiling,
-              bytes / t.median * 1e-6 / ceiling);
+  const double bytes =
+      static_cast<double>(tokens_) * shape_.kv_heads * layer_.geometry.bytes_per_token;
+  std::printf(
+      "{\"bench\":\"decode\",\"backend\":\"cuda\",\"format\":\"%s\",\"name\":\"%s\",\"batch\":%d,"
+      "\"context\":%d,"
+      "\"q_heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"query_len\":%d,\"layers\":%d,"
+      "\"us_median\":%.2f,\"us_min\":%.2f,\"us_max\":%.2f,\"bytes\":%.0f,\"read_tbps\":%.3f,"
+      "\"ceiling_tbps\":%.3f,\"share\":%.3f}\n",
+      std::string(format_name(layer_.geometry.format)).c_str(), shape_.name.c_str(), shape_.batch,
+      shape_.context, shape_.q_heads, shape_.kv_heads, shape_.head_dim, shape_.query_len, layers_,
+      t.median, t.least, t.most, bytes, bytes / t.median * 1e-6, ceiling,
+      bytes / t.median * 1e-6 / ceiling);
   std::fflush(stdout);
 }
 
 void Run::plan_step(int repeat) {
   const StepInput in = decode_step();
-  const Timing t = time_graph(repeat, 1, [&](cudaStream_t stream) {
-    require(plan_->build(in, shape_.query_len, stream));
-  });
-  std::printf("{\"bench\":\"plan\",\"name\":\"%s\",\"batch\":%d,\"us_median\":%.2f,\"us_min\":%.2f}\n",
-              shape_.name.c_str(), shape_.batch, t.median, t.least);
+  const Timing t = time_graph(
+      repeat, 1, [&](cudaStream_t stream) { require(plan_->build(in, shape_.query_len, stream)); });
+  std::printf(
+      "{\"bench\":\"plan\",\"name\":\"%s\",\"batch\":%d,\"us_median\":%.2f,\"us_min\":%.2f}\n",
+      shape_.name.c_str(), shape_.batch, t.median, t.least);
   std::fflush(stdout);
 }
 
@@ -355,7 +367,8 @@ void Run::write_step(int repeat) {
     for (int layer = 0; layer < layers_; ++layer) {
       WriteParams p;
       p.layer = &layer_;
-      p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_, layer_.geometry.head_bytes};
+      p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_,
+                 layer_.geometry.head_bytes};
       p.shadow = {rows_->data + layer * layer_rows_, num_slots_};
       const std::int64_t row = std::int64_t{shape_.kv_heads} * shape_.head_dim;
       p.key = {chunk_->data, DType::kBf16, row, shape_.head_dim};
@@ -363,8 +376,10 @@ void Run::write_step(int repeat) {
       require(backend_->write(p, *plan_, stream));
     }
   });
-  std::printf("{\"bench\":\"write_step\",\"name\":\"%s\",\"batch\":%d,\"us_median\":%.2f,\"us_min\":%.2f}\n",
-              shape_.name.c_str(), shape_.batch, t.median, t.least);
+  std::printf(
+      "{\"bench\":\"write_step\",\"name\":\"%s\",\"batch\":%d,\"us_median\":%.2f,\"us_min\":%.2f}"
+      "\n",
+      shape_.name.c_str(), shape_.batch, t.median, t.least);
   std::fflush(stdout);
 }
 
@@ -372,7 +387,8 @@ void Run::write_chunk(int repeat) {
   std::vector<std::int64_t> slots;
   const std::int64_t n = std::min<std::int64_t>(kChunk, shape_.lengths[0]);
   for (std::int64_t p = 0; p < n; ++p) {
-    slots.push_back(std::int64_t{host_table_[0][static_cast<std::size_t>(p / kPageSize)]} * kPageSize +
+    slots.push_back(std::int64_t{host_table_[0][static_cast<std::size_t>(p / kPageSize)]} *
+                        kPageSize +
                     p % kPageSize);
   }
   const std::int32_t starts[2] = {0, static_cast<std::int32_t>(n)};
@@ -394,7 +410,8 @@ void Run::write_chunk(int repeat) {
       for (int i = 0; i < layers_; ++i) {
         WriteParams p;
         p.layer = &layer;
-        p.cache = {pages_->data + i * layer_bytes_, num_pages_, page_bytes_, layer_.geometry.head_bytes};
+        p.cache = {pages_->data + i * layer_bytes_, num_pages_, page_bytes_,
+                   layer_.geometry.head_bytes};
         p.shadow = {rows_->data + i * layer_rows_, num_slots_};
         const std::int64_t row = std::int64_t{shape_.kv_heads} * shape_.head_dim;
         p.key = {chunk_->data, DType::kBf16, row, shape_.head_dim};
@@ -404,19 +421,23 @@ void Run::write_chunk(int repeat) {
     });
     const double bytes = static_cast<double>(n) * shape_.kv_heads *
                          (4.0 * shape_.head_dim + layer_.geometry.bytes_per_token);
-    std::printf("{\"bench\":\"write_chunk\",\"name\":\"%s\",\"tokens\":%lld,\"rule\":\"%s\",\"us_median\":%.2f,"
-                "\"us_min\":%.2f,\"bytes\":%.0f,\"tbps\":%.3f}\n",
-                shape_.name.c_str(), static_cast<long long>(n), std::string(scale_rule_name(rule)).c_str(),
-                t.median, t.least, bytes, bytes / t.median * 1e-6);
+    std::printf(
+        "{\"bench\":\"write_chunk\",\"name\":\"%s\",\"tokens\":%lld,\"rule\":\"%s\",\"us_median\":%"
+        ".2f,"
+        "\"us_min\":%.2f,\"bytes\":%.0f,\"tbps\":%.3f}\n",
+        shape_.name.c_str(), static_cast<long long>(n), std::string(scale_rule_name(rule)).c_str(),
+        t.median, t.least, bytes, bytes / t.median * 1e-6);
     std::fflush(stdout);
   }
 }
 
 Shape parse_shape(const char* text) {
   Shape s;
-  if (std::sscanf(text, "%dx%dx%dx%dx%dx%d", &s.batch, &s.context, &s.q_heads, &s.kv_heads, &s.head_dim,
-                  &s.query_len) != 6) {
-    std::fprintf(stderr, "cuda_bench: a shape is BATCHxCONTEXTxQHEADSxKVHEADSxHEAD_DIMxQLEN, not %s\n", text);
+  if (std::sscanf(text, "%dx%dx%dx%dx%dx%d", &s.batch, &s.context, &s.q_heads, &s.kv_heads,
+                  &s.head_dim, &s.query_len) != 6) {
+    std::fprintf(stderr,
+                 "cuda_bench: a shape is BATCHxCONTEXTxQHEADSxKVHEADSxHEAD_DIMxQLEN, not %s\n",
+                 text);
     std::exit(2);
   }
   s.name = text;
@@ -444,13 +465,14 @@ int main_of(int argc, char** argv) {
     if (std::strcmp(argv[i], "write") == 0) write = true;
     if (std::strcmp(argv[i], "plan") == 0) plan = true;
     if (std::strcmp(argv[i], "--mxfp4") == 0) format = Format::kMxfp4;
-    if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) shapes.push_back(parse_shape(argv[++i]));
+    if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc)
+      shapes.push_back(parse_shape(argv[++i]));
     if (std::strcmp(argv[i], "--repeat") == 0 && i + 1 < argc) repeat = std::atoi(argv[++i]);
   }
   if (shapes.empty()) {
-    for (const char* s : {"8x131072x32x8x128x1", "32x32768x32x8x128x1", "1x131072x32x8x128x1",
-                          "8x32768x32x8x128x1", "1x32768x32x8x128x1", "8x8192x32x8x128x1",
-                          "1x8192x32x8x128x1"}) {
+    for (const char* s :
+         {"8x131072x32x8x128x1", "32x32768x32x8x128x1", "1x131072x32x8x128x1", "8x32768x32x8x128x1",
+          "1x32768x32x8x128x1", "8x8192x32x8x128x1", "1x8192x32x8x128x1"}) {
       shapes.push_back(parse_shape(s));
     }
   }

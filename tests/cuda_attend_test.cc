@@ -1,5 +1,5 @@
-// The CUDA backend against the reference: the same steps through both. Bytes of pages must be equal;
-// outputs agree within what FP16 and BF16 operands allow. Skipped where there is no GPU.
+// The CUDA backend against the reference: the same steps through both. Bytes of pages must be
+// equal; outputs agree within what FP16 and BF16 operands allow. Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -58,8 +58,8 @@ void expect_decoded_rows(const World& w, const StepResult& got, const StepResult
   }
 }
 
-void compare(WorldOptions options, const std::vector<std::int64_t>& chunks,
-             const Masks& masks = {}, double limit = kTolerance,
+void compare(WorldOptions options, const std::vector<std::int64_t>& chunks, const Masks& masks = {},
+             double limit = kTolerance,
              std::initializer_list<Planner> planners = {Planner::kHost, Planner::kDevice}) {
   options.order = FragmentOrder::kFp16Mma;
   for (const Planner planner : planners) {
@@ -67,7 +67,8 @@ void compare(WorldOptions options, const std::vector<std::int64_t>& chunks,
                  << format_name(options.format) << " head_dim " << options.head_dim << " heads "
                  << options.num_q_heads << "/" << options.num_kv_heads << " page "
                  << options.page_size << " window " << masks.window_left << " softcap "
-                 << masks.softcap << (planner == Planner::kHost     ? " host plan"
+                 << masks.softcap
+                 << (planner == Planner::kHost     ? " host plan"
                      : planner == Planner::kDevice ? " device plan"
                                                    : " graph"));
     World want(options);
@@ -255,7 +256,8 @@ TEST_F(Cuda, LongAndShortTogether) {
   got.backend = std::make_unique<CudaHostBackend>(&got, Planner::kDevice);
   const std::int64_t lengths[4] = {1900, 20, 700, 3};
   for (int s = 0; s < 4; ++s) {
-    const std::vector<Work> work = {{s, iota_tokens(static_cast<std::uint32_t>(1000 * s), lengths[s])}};
+    const std::vector<Work> work = {
+        {s, iota_tokens(static_cast<std::uint32_t>(1000 * s), lengths[s])}};
     for (World* w : {&want, &got}) {
       Status status = w->plan_step(work);
       ASSERT_TRUE(status.ok()) << status.message();
@@ -266,7 +268,8 @@ TEST_F(Cuda, LongAndShortTogether) {
   for (int step = 0; step < 3; ++step) {
     std::vector<Work> work;
     for (int s = 0; s < 4; ++s) {
-      work.push_back({s, iota_tokens(static_cast<std::uint32_t>(9000 + 100 * s + 10 * step), 1 + step)});
+      work.push_back(
+          {s, iota_tokens(static_cast<std::uint32_t>(9000 + 100 * s + 10 * step), 1 + step)});
     }
     const StepResult a = want.step(work);
     const StepResult b = got.step(work);
@@ -291,8 +294,7 @@ TEST_F(Cuda, GatherGivesTheStoredNumbers) {
       const auto count = static_cast<std::size_t>(120 * head_dim);
       std::vector<float> k[2] = {std::vector<float>(count, NAN), std::vector<float>(count, NAN)};
       std::vector<float> v[2] = {k[0], k[0]};
-      ASSERT_TRUE(
-          want.backend->gather(want.params, 0, 1, 30, 150, k[0].data(), v[0].data()).ok());
+      ASSERT_TRUE(want.backend->gather(want.params, 0, 1, 30, 150, k[0].data(), v[0].data()).ok());
       ASSERT_TRUE(got.backend->gather(got.params, 0, 1, 30, 150, k[1].data(), v[1].data()).ok());
       EXPECT_EQ(v[0], v[1]);
       // Keys are rotated back: FP32 additions in the same order.

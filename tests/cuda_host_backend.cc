@@ -48,7 +48,8 @@ void DeviceBuffer::reserve(std::size_t bytes) {
 
 void* DeviceBuffer::put(const void* data, std::size_t bytes) {
   reserve(bytes);
-  if (bytes > 0) require(cudaMemcpy(data_, data, bytes, cudaMemcpyHostToDevice), "copy to the device");
+  if (bytes > 0)
+    require(cudaMemcpy(data_, data, bytes, cudaMemcpyHostToDevice), "copy to the device");
   return data_;
 }
 
@@ -83,7 +84,8 @@ CudaHostBackend::CudaHostBackend(World* world, Planner planner, std::int64_t max
   rows_.put(world->shadow.rows, row_bytes_);
   for (DeviceBuffer* b : {&query_, &key_, &value_, &output_}) b->reserve(std::size_t{16} << 20);
   for (DeviceBuffer* b : {&lse_, &shift_, &table_, &slots_}) b->reserve(std::size_t{1} << 18);
-  for (DeviceBuffer* b : {&starts_, &lengths_, &sink_, &key_outer_, &value_outer_}) b->reserve(4096);
+  for (DeviceBuffer* b : {&starts_, &lengths_, &sink_, &key_outer_, &value_outer_})
+    b->reserve(4096);
 }
 
 LayerConfig CudaHostBackend::device_layer(const LayerConfig& layer) {
@@ -168,8 +170,7 @@ Status CudaHostBackend::write(const WriteParams& params) {
   p.key.data = key_.put(params.key.data, tensor_bytes(params.key, tokens));
   p.value.data = value_.put(params.value.data, tensor_bytes(params.value, tokens));
   p.plan = nullptr;
-  p.counters =
-      static_cast<WriteCounters*>(counters_.put(params.counters, sizeof(WriteCounters)));
+  p.counters = static_cast<WriteCounters*>(counters_.put(params.counters, sizeof(WriteCounters)));
   if (planner_ == Planner::kGraph) {
     write_ = p;
     counters_of_write_ = params.counters;

@@ -35,8 +35,8 @@ class DeviceBuffer {
 };
 
 // Who plans: the host's directory (uploaded), the device's own, or the device's inside a CUDA graph
-// that holds the whole step. A graph is captured once for each shape of step and replayed with other
-// lengths, tables and tensors in the same buffers.
+// that holds the whole step. A graph is captured once for each shape of step and replayed with
+// other lengths, tables and tensors in the same buffers.
 enum class Planner { kHost, kDevice, kGraph };
 
 class CudaHostBackend final : public Backend {

@@ -1,6 +1,7 @@
 // Every nibble and scale byte of a page has one address, and every address one element.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 #include <tuple>
 #include <vector>

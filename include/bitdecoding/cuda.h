@@ -57,10 +57,10 @@ struct CudaPlanLimits {
 };
 
 struct CudaCounters {
-  StepCounters step;                // summed since make()
-  std::uint64_t bad_pages = 0;      // block table entries outside the pool that would have been read
-  std::uint64_t bad_slots = 0;      // slot_mapping entries that contradict the block table: skipped
-  std::uint64_t bad_lengths = 0;    // sequences longer than their row of the block table: cut there
+  StepCounters step;              // summed since make()
+  std::uint64_t bad_pages = 0;    // block table entries outside the pool that would have been read
+  std::uint64_t bad_slots = 0;    // slot_mapping entries that contradict the block table: skipped
+  std::uint64_t bad_lengths = 0;  // sequences longer than their row of the block table: cut there
 };
 
 // The plan of a step, in device memory, shared by all layers of the step. It also holds the shadow
@@ -108,8 +108,8 @@ struct CudaBackendOptions {
 };
 
 // WriteParams and AttendParams as for host backends, with device pointers everywhere (pages, rows,
-// tensors, output, lse, attn_sink, counters, and key_shift, key_outer, value_outer of the layer) and
-// `plan` null: the CudaPlan takes its place. Tensors are BF16, FP16 or FP32.
+// tensors, output, lse, attn_sink, counters, and key_shift, key_outer, value_outer of the layer)
+// and `plan` null: the CudaPlan takes its place. Tensors are BF16, FP16 or FP32.
 class CudaBackend {
  public:
   static Result<std::unique_ptr<CudaBackend>> make(const CudaBackendOptions& options);
@@ -134,8 +134,8 @@ class CudaBackend {
     const void* b = nullptr;
     const float* lse_a = nullptr;
     const float* lse_b = nullptr;
-    void* out = nullptr;           // may be a or b
-    float* lse = nullptr;          // nullable
+    void* out = nullptr;   // may be a or b
+    float* lse = nullptr;  // nullable
   };
   virtual Status merge(const Merge& merge, CudaStream stream) = 0;
 };

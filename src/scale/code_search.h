@@ -10,18 +10,19 @@
 namespace bitdecoding {
 
 struct CodeSearch {
+  template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
     constexpr int kOffsets[5] = {0, -1, 1, 4, 5};
     const float amax = block_amax(x, n);
     if (amax == 0.0F) return 0;
     const int base = encode_e4m3(amax / 6.0F / outer_scale);
     int best = 0;
-    float best_error = block_squared_norm(x, n);
+    float best_error = Block::squared_norm(x, n);
     for (const int offset : kOffsets) {
       const int code = base + offset;
       if (code < 1 || code > kE4m3MaxCode) continue;
       const float error =
-          block_squared_error(x, n, decode_e4m3(static_cast<std::uint8_t>(code)) * outer_scale);
+          Block::squared_error(x, n, decode_e4m3(static_cast<std::uint8_t>(code)) * outer_scale);
       if (error < best_error) {
         best_error = error;
         best = code;

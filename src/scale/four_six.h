@@ -7,14 +7,15 @@
 namespace bitdecoding {
 
 struct FourSix {
+  template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
     const float amax = block_amax(x, n);
     const std::uint8_t six = encode_e4m3(amax / 6.0F / outer_scale);
     const std::uint8_t four = encode_e4m3(amax / 4.0F / outer_scale);
     if (four == 0) return 0;
-    const float error_six = six == 0 ? block_squared_norm(x, n)
-                                     : block_squared_error(x, n, decode_e4m3(six) * outer_scale);
-    const float error_four = block_squared_error(x, n, decode_e4m3(four) * outer_scale);
+    const float error_six = six == 0 ? Block::squared_norm(x, n)
+                                     : Block::squared_error(x, n, decode_e4m3(six) * outer_scale);
+    const float error_four = Block::squared_error(x, n, decode_e4m3(four) * outer_scale);
     return error_four < error_six ? four : six;
   }
 };

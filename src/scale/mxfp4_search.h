@@ -7,6 +7,7 @@
 namespace bitdecoding {
 
 struct Mxfp4Search {
+  template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
     constexpr int kOffsets[3] = {0, 1, -1};
     const float amax = block_amax(x, n) / outer_scale;
@@ -17,7 +18,7 @@ struct Mxfp4Search {
     bool have = false;
     for (const int offset : kOffsets) {
       const std::uint8_t code = encode_e8m0_exponent(base + offset);
-      const float error = block_squared_error(x, n, decode_e8m0(code) * outer_scale);
+      const float error = Block::squared_error(x, n, decode_e8m0(code) * outer_scale);
       if (!have || error < best_error) {
         have = true;
         best_error = error;
@@ -30,6 +31,7 @@ struct Mxfp4Search {
 
 // The OCP rule itself (no search): what other systems call plain MXFP4.
 struct Mxfp4Floor {
+  template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
     const float amax = block_amax(x, n) / outer_scale;
     return amax == 0.0F ? std::uint8_t{0} : encode_e8m0_exponent(floor_log2(amax) - 2);

@@ -22,7 +22,8 @@ BD_HOST_DEVICE constexpr bool rule_fits(Format format, ScaleRule rule) {
 }
 
 // n is 16 or 32; the values are finite. outer_scale is a power of two.
-BD_HOST_DEVICE constexpr std::uint8_t choose_scale(ScaleRule rule, const float* x, int n, float outer_scale) {
+BD_HOST_DEVICE constexpr std::uint8_t choose_scale(ScaleRule rule, const float* x, int n,
+                                                   float outer_scale) {
   switch (rule) {
     case ScaleRule::kAmax6:
       return Amax6::choose(x, n, outer_scale);

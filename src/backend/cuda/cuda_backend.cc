@@ -19,11 +19,12 @@ Status invalid(std::string message) { return {StatusCode::kInvalidArgument, std:
 // Bulk copies move sixteen bytes and more at a time.
 Status check_aligned(const char* what, const void* data, std::int64_t stride_a,
                      std::int64_t stride_b) {
-  if (reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride_a % 16 == 0 && stride_b % 16 == 0) {
+  if (reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride_a % 16 == 0 &&
+      stride_b % 16 == 0) {
     return {};
   }
-  return invalid(fmt::format("{} must be aligned to 16 bytes, its strides ({} and {} bytes) too", what,
-                             stride_a, stride_b));
+  return invalid(fmt::format("{} must be aligned to 16 bytes, its strides ({} and {} bytes) too",
+                             what, stride_a, stride_b));
 }
 
 Status check_layer(const LayerConfig* layer, const CacheView& cache, const Plan& plan) {
@@ -36,7 +37,8 @@ Status check_layer(const LayerConfig* layer, const CacheView& cache, const Plan&
   if (g.format != of.format || g.order != of.order || g.head_dim != of.head_dim ||
       g.page_size != of.page_size || layer->num_kv_heads != limits.num_kv_heads) {
     return invalid(fmt::format(
-        "the plan is for {} pages ({} order) of {} tokens, {} KV heads of {}, but the layer has {} ({}) "
+        "the plan is for {} pages ({} order) of {} tokens, {} KV heads of {}, but the layer has {} "
+        "({}) "
         "pages of {} tokens, {} heads of {}; layers of different geometry need their own plan",
         format_name(of.format), fragment_order_name(of.order), of.page_size, limits.num_kv_heads,
         of.head_dim, format_name(g.format), fragment_order_name(g.order), g.page_size,
@@ -104,8 +106,8 @@ class Backend final : public CudaBackend {
 Status Backend::allocate() {
   // Two shared rows a block of threads, of two column blocks.
   const std::int64_t blocks = device_.multiprocessors;
-  Status status = partials_.allocate(
-      2 * blocks * partial_floats(2 * kColumns, options_.head_dim), "allocating attend's workspace");
+  Status status = partials_.allocate(2 * blocks * partial_floats(2 * kColumns, options_.head_dim),
+                                     "allocating attend's workspace");
   return status.ok() ? arrivals_.allocate(blocks, "allocating attend's workspace") : status;
 }
 
@@ -118,7 +120,8 @@ Status Backend::write(const WriteParams& p, const CudaPlan& plan_of, CudaStream 
   const std::int64_t tokens = view.max_writes;
   const int head_dim = p.layer->geometry.head_dim;
   status = validate_tensor("key", p.key, tokens, p.layer->num_kv_heads, head_dim);
-  if (status.ok()) status = validate_tensor("value", p.value, tokens, p.layer->num_kv_heads, head_dim);
+  if (status.ok())
+    status = validate_tensor("value", p.value, tokens, p.layer->num_kv_heads, head_dim);
   if (!status.ok()) return status;
   WriteArgs args;
   args.plan = view;
@@ -137,19 +140,22 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
   if (status.ok()) status = validate_scalars(p);
   if (!status.ok()) return status;
   if (p.arithmetic != Arithmetic::kWide) {
-    return {StatusCode::kUnsupported,
-            fmt::format("the CUDA backend computes in wide arithmetic (FP16 and BF16 tensor cores), "
-                        "not {}; set the recipe's arithmetic to wide",
-                        arithmetic_name(p.arithmetic))};
+    return {
+        StatusCode::kUnsupported,
+        fmt::format("the CUDA backend computes in wide arithmetic (FP16 and BF16 tensor cores), "
+                    "not {}; set the recipe's arithmetic to wide",
+                    arithmetic_name(p.arithmetic))};
   }
   if (p.sm_scale <= 0.0F) {
     return invalid(fmt::format("sm_scale is {}; expected a positive number", p.sm_scale));
   }
   if (p.layer->num_q_heads != plan.limits().num_q_heads ||
       p.layer->geometry.head_dim > options_.head_dim) {
-    return invalid(fmt::format(
-        "the layer has {} query heads of {}, but the plan was made for {} and the backend for at most {}",
-        p.layer->num_q_heads, p.layer->geometry.head_dim, plan.limits().num_q_heads, options_.head_dim));
+    return invalid(
+        fmt::format("the layer has {} query heads of {}, but the plan was made for {} and the "
+                    "backend for at most {}",
+                    p.layer->num_q_heads, p.layer->geometry.head_dim, plan.limits().num_q_heads,
+                    options_.head_dim));
   }
   const auto view = plan.view(p.window_left);
   if (!view.ok()) return view.status();
@@ -157,9 +163,9 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
   const int head_dim = p.layer->geometry.head_dim;
   status = validate_tensor("query", p.query, 1, p.layer->num_q_heads, head_dim);
   if (status.ok()) {
-    status = validate_tensor("output",
-                             {p.output, p.output_dtype, p.stride_output_token, p.stride_output_head}, 1,
-                             p.layer->num_q_heads, head_dim);
+    status = validate_tensor(
+        "output", {p.output, p.output_dtype, p.stride_output_token, p.stride_output_head}, 1,
+        p.layer->num_q_heads, head_dim);
   }
   if (!status.ok()) return status;
 
@@ -202,10 +208,11 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
 #ifdef BITDECODING_CUDA_SM90
   if (device_.kernels == "sm90") return launch_decode_sm90(shape, args, on);
 #endif
-  return {StatusCode::kUnsupported,
-          fmt::format("this library was built without the {} kernels that {} needs; configure with its "
-                      "architecture in BITDECODING_CUDA_ARCHITECTURES",
-                      device_.kernels, device_.name)};
+  return {
+      StatusCode::kUnsupported,
+      fmt::format("this library was built without the {} kernels that {} needs; configure with its "
+                  "architecture in BITDECODING_CUDA_ARCHITECTURES",
+                  device_.kernels, device_.name)};
 }
 
 Status Backend::gather(const AttendParams& p, const CudaGather& what, const CudaPlan& plan_of,
@@ -218,16 +225,17 @@ Status Backend::gather(const AttendParams& p, const CudaGather& what, const Cuda
   const std::int64_t most = view.page_stride * view.page_size;
   if (what.request < 0 || what.request >= view.num_requests || what.begin < 0 ||
       what.end < what.begin || what.end > most) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("positions [{}, {}) of request {} were asked for, but the step has {} requests "
-                        "of at most {} tokens",
-                        what.begin, what.end, what.request, view.num_requests, most)};
+    return {
+        StatusCode::kOutOfRange,
+        fmt::format("positions [{}, {}) of request {} were asked for, but the step has {} requests "
+                    "of at most {} tokens",
+                    what.begin, what.end, what.request, view.num_requests, most)};
   }
   const int heads = p.layer->num_kv_heads;
   const int head_dim = p.layer->geometry.head_dim;
   const std::int64_t tokens = what.end - what.begin;
-  status = validate_tensor("key", {what.key, what.dtype, what.stride_token, what.stride_head}, tokens,
-                           heads, head_dim);
+  status = validate_tensor("key", {what.key, what.dtype, what.stride_token, what.stride_head},
+                           tokens, heads, head_dim);
   if (status.ok()) {
     status = validate_tensor("value", {what.value, what.dtype, what.stride_token, what.stride_head},
                              tokens, heads, head_dim);
@@ -238,12 +246,13 @@ Status Backend::gather(const AttendParams& p, const CudaGather& what, const Cuda
 
 Status Backend::merge(const Merge& m, CudaStream stream) {
   if (m.tokens < 0 || m.heads < 1 || m.head_dim < 1) {
-    return invalid(fmt::format("a merge of {} tokens, {} heads of {} is no merge; expected 0 or more "
-                               "tokens and 1 or more of the others",
-                               m.tokens, m.heads, m.head_dim));
+    return invalid(
+        fmt::format("a merge of {} tokens, {} heads of {} is no merge; expected 0 or more "
+                    "tokens and 1 or more of the others",
+                    m.tokens, m.heads, m.head_dim));
   }
-  if (m.tokens > 0 && (m.a == nullptr || m.b == nullptr || m.lse_a == nullptr || m.lse_b == nullptr ||
-                       m.out == nullptr)) {
+  if (m.tokens > 0 && (m.a == nullptr || m.b == nullptr || m.lse_a == nullptr ||
+                       m.lse_b == nullptr || m.out == nullptr)) {
     return invalid("a merge needs both parts, both LSEs and an output; only lse may be null");
   }
   return launch_merge(m, stream);
@@ -256,21 +265,23 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const CudaBackendOptions&
   auto devices = cuda_devices();
   if (!devices.ok()) return devices.status();
   if (options.device < 0 || options.device >= static_cast<int>(devices.value().size())) {
-    return Status(StatusCode::kOutOfRange,
-                  fmt::format("device {} was asked for, but there are {}", options.device,
-                              devices.value().size()));
+    return Status(StatusCode::kOutOfRange, fmt::format("device {} was asked for, but there are {}",
+                                                       options.device, devices.value().size()));
   }
   CudaDevice device = devices.value()[static_cast<std::size_t>(options.device)];
   if (device.kernels.empty()) {
-    return Status(StatusCode::kUnsupported,
-                  fmt::format("{} has compute capability {}.{}; there are kernels for 8.0 to 8.9 and 9.0",
-                              device.name, device.major, device.minor));
+    return Status(
+        StatusCode::kUnsupported,
+        fmt::format("{} has compute capability {}.{}; there are kernels for 8.0 to 8.9 and 9.0",
+                    device.name, device.major, device.minor));
   }
-  if (options.head_dim < 1 || options.num_kv_heads < 1 || options.num_q_heads < options.num_kv_heads) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("the workspace is for {} query heads, {} KV heads of {}; expected 1 or more "
-                              "of each and no fewer query heads than KV heads",
-                              options.num_q_heads, options.num_kv_heads, options.head_dim));
+  if (options.head_dim < 1 || options.num_kv_heads < 1 ||
+      options.num_q_heads < options.num_kv_heads) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("the workspace is for {} query heads, {} KV heads of {}; expected 1 or more "
+                    "of each and no fewer query heads than KV heads",
+                    options.num_q_heads, options.num_kv_heads, options.head_dim));
   }
   Status status = cuda::check(cudaSetDevice(options.device), "choosing the device");
   if (!status.ok()) return status;

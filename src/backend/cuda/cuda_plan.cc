@@ -20,15 +20,16 @@ int max_units(const ShadowRule& rule) {
 }
 
 Status check_limits(const CudaPlanLimits& l) {
-  const auto geometry =
-      PageGeometry::make(l.geometry.format, l.geometry.order, l.geometry.head_dim, l.geometry.page_size);
+  const auto geometry = PageGeometry::make(l.geometry.format, l.geometry.order, l.geometry.head_dim,
+                                           l.geometry.page_size);
   if (!geometry.ok()) return geometry.status();
   if (!is_tiled(l.geometry.format) || l.geometry.order != FragmentOrder::kFp16Mma) {
-    return {StatusCode::kUnsupported,
-            fmt::format("the CUDA backend reads nvfp4 and mxfp4 pages in the {} order, but the plan is "
-                        "for {} pages in the {} order",
-                        fragment_order_name(FragmentOrder::kFp16Mma), format_name(l.geometry.format),
-                        fragment_order_name(l.geometry.order))};
+    return {
+        StatusCode::kUnsupported,
+        fmt::format("the CUDA backend reads nvfp4 and mxfp4 pages in the {} order, but the plan is "
+                    "for {} pages in the {} order",
+                    fragment_order_name(FragmentOrder::kFp16Mma), format_name(l.geometry.format),
+                    fragment_order_name(l.geometry.order))};
   }
   if (l.rule.group_tokens != l.geometry.group_tokens || l.rule.page_size != l.geometry.page_size ||
       l.rule.sink_tokens < 0 || l.rule.tail_tokens < 0) {
@@ -39,12 +40,13 @@ Status check_limits(const CudaPlanLimits& l) {
   if (l.num_pages < 1 || l.num_pages * l.geometry.groups_per_page >= kMost || l.num_slots < 0 ||
       l.max_requests < 1 || l.max_step_tokens < 1 || l.max_step_tokens >= kMost ||
       l.max_pages_per_request < 1 || l.max_pages_per_request * l.geometry.page_size >= kMost) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("a plan needs 1 or more pages (fewer than 2^31 groups in all), requests, step "
-                        "tokens and pages a request (fewer than 2^31 tokens), and 0 or more slots, but "
-                        "got {} pages, {} requests, {} tokens, {} pages a request and {} slots",
-                        l.num_pages, l.max_requests, l.max_step_tokens, l.max_pages_per_request,
-                        l.num_slots)};
+    return {
+        StatusCode::kInvalidArgument,
+        fmt::format("a plan needs 1 or more pages (fewer than 2^31 groups in all), requests, step "
+                    "tokens and pages a request (fewer than 2^31 tokens), and 0 or more slots, but "
+                    "got {} pages, {} requests, {} tokens, {} pages a request and {} slots",
+                    l.num_pages, l.max_requests, l.max_step_tokens, l.max_pages_per_request,
+                    l.num_slots)};
   }
   if (l.num_kv_heads < 1 || l.num_q_heads < 1 || l.num_q_heads % l.num_kv_heads != 0) {
     return {StatusCode::kInvalidArgument,
@@ -137,10 +139,11 @@ int Plan::rows_in_use() const {
 Status Plan::check_step(const StepInput& in, int max_query_len) const {
   if (in.num_requests < 0 || in.num_requests > limits_.max_requests || in.num_tokens < 0 ||
       in.num_tokens > limits_.max_step_tokens) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("the step has {} requests and {} tokens, but the plan was made for at most {} "
-                        "and {}",
-                        in.num_requests, in.num_tokens, limits_.max_requests, limits_.max_step_tokens)};
+    return {
+        StatusCode::kOutOfRange,
+        fmt::format("the step has {} requests and {} tokens, but the plan was made for at most {} "
+                    "and {}",
+                    in.num_requests, in.num_tokens, limits_.max_requests, limits_.max_step_tokens)};
   }
   if (in.num_pages < 0 || in.num_pages > limits_.num_pages) {
     return {StatusCode::kOutOfRange,
@@ -157,9 +160,10 @@ Status Plan::check_step(const StepInput& in, int max_query_len) const {
             "slot_mapping must not be null when the step has tokens; -1 skips a row"};
   }
   if (in.block_table_stride < 1 || in.block_table_stride > limits_.max_pages_per_request) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("a row of the block table has {} entries, but the plan was made for 1 to {}",
-                        in.block_table_stride, limits_.max_pages_per_request)};
+    return {
+        StatusCode::kOutOfRange,
+        fmt::format("a row of the block table has {} entries, but the plan was made for 1 to {}",
+                    in.block_table_stride, limits_.max_pages_per_request)};
   }
   if (max_query_len < 0) {
     return {StatusCode::kInvalidArgument,
@@ -177,8 +181,8 @@ Status Plan::build(const StepInput& in, int max_query_len, CudaStream stream) {
   p.pages = in.block_table;
   p.page_stride = in.block_table_stride;
   p.num_pages = in.num_pages;
-  // A request's rows begin and end inside groups; skipped rows can make more writes than that, which
-  // the kernel then takes in turns.
+  // A request's rows begin and end inside groups; skipped rows can make more writes than that,
+  // which the kernel then takes in turns.
   p.max_writes = static_cast<std::int32_t>(
       std::min<std::int64_t>(in.num_tokens, in.num_tokens / p.group_tokens + 2 * in.num_requests));
   args_.query_start = in.query_start;
@@ -194,8 +198,8 @@ Status Plan::upload(const StepPlan& plan, CudaStream stream) {
   if (n > limits_.max_requests ||
       static_cast<std::int64_t>(plan.writes.size()) > limits_.max_step_tokens) {
     return {StatusCode::kOutOfRange,
-            fmt::format("the plan has {} requests and {} writes, but there is room for {} and {}", n,
-                        plan.writes.size(), limits_.max_requests, limits_.max_step_tokens)};
+            fmt::format("the plan has {} requests and {} writes, but there is room for {} and {}",
+                        n, plan.writes.size(), limits_.max_requests, limits_.max_step_tokens)};
   }
   if (pages_.get() == nullptr) {
     Status status =
@@ -287,9 +291,9 @@ Status Plan::forget(std::int64_t page, CudaStream stream) {
 Result<CudaCounters> Plan::counters(CudaStream stream) {
   DirectoryState state;
   const auto stream_of = static_cast<cudaStream_t>(stream);
-  Status status = check(cudaMemcpyAsync(&state, state_.get(), sizeof(state), cudaMemcpyDeviceToHost,
-                                        stream_of),
-                        "reading the counters");
+  Status status =
+      check(cudaMemcpyAsync(&state, state_.get(), sizeof(state), cudaMemcpyDeviceToHost, stream_of),
+            "reading the counters");
   if (status.ok()) status = check(cudaStreamSynchronize(stream_of), "reading the counters");
   if (!status.ok()) return status;
   CudaCounters c;
@@ -319,8 +323,8 @@ Result<PlanView> Plan::view(int window_left) const {
     return view;
   }
   return Status(StatusCode::kInvalidArgument,
-                fmt::format("the plan has no work for window_left {}; it was made for {}", window_left,
-                            fmt::join(limits_.windows, ", ")));
+                fmt::format("the plan has no work for window_left {}; it was made for {}",
+                            window_left, fmt::join(limits_.windows, ", ")));
 }
 
 }  // namespace cuda

@@ -1,9 +1,10 @@
 // What devices there are, and which kernels run on them.
+#include "device.h"
+
 #include <fmt/format.h>
 
 #include "bitdecoding/cuda.h"
 #include "common/error.h"
-#include "device.h"
 
 namespace bitdecoding {
 namespace cuda {
@@ -29,10 +30,11 @@ Result<std::vector<CudaDevice>> cuda_devices() {
   }
   // Minor versions of one major version are compatible both ways.
   if (driver / 1000 < runtime / 1000) {
-    return Status(StatusCode::kUnsupported,
-                  fmt::format("the NVIDIA driver speaks CUDA {}.{}, but this library was built with {}.{}; "
-                              "update the driver",
-                              driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10));
+    return Status(
+        StatusCode::kUnsupported,
+        fmt::format("the NVIDIA driver speaks CUDA {}.{}, but this library was built with {}.{}; "
+                    "update the driver",
+                    driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10));
   }
   int count = 0;
   status = cuda::check(cudaGetDeviceCount(&count), "counting the devices");

@@ -127,9 +127,9 @@ struct Builder {
         request = request_of(token);
         position = written_position(token, request);
         if (position < 0 && a.slot_mapping[token] >= 0) atomicAdd(&a.state->bad_slots, 1ULL);
-        head = position >= 0 &&
-               (position % group() == 0 || token == a.requests[request].query_begin ||
-                written_position(token - 1, request) < 0);
+        head =
+            position >= 0 && (position % group() == 0 || token == a.requests[request].query_begin ||
+                              written_position(token - 1, request) < 0);
       }
       int index = 0;
       int total = 0;
@@ -262,8 +262,7 @@ struct Builder {
     int ties = 0;
     for (int base = 0; base < a.num_slots; base += kThreads) {
       const int slot = base + static_cast<int>(threadIdx.x);
-      const std::uint32_t order =
-          slot < a.num_slots ? victim_order(a.slots[slot]) : 0xFFFFFFFFU;
+      const std::uint32_t order = slot < a.num_slots ? victim_order(a.slots[slot]) : 0xFFFFFFFFU;
       const bool tie = order == prefix && order < limit;
       int index = 0;
       int total = 0;
@@ -396,8 +395,7 @@ struct Builder {
       const Request r = a.requests[i];
       const int sink_end = min(a.plan.sink_tokens, r.seq_len);
       const int tail = max(read_tail(r), sink_end);
-      const int from_cache =
-          a.plan.reproducible != 0 || !is_short(r) ? first_query(r) : r.seq_len;
+      const int from_cache = a.plan.reproducible != 0 || !is_short(r) ? first_query(r) : r.seq_len;
       int made = 0;
       for (int part = 0; part < 2; ++part) {
         const int begin = part == 0 ? 0 : tail;

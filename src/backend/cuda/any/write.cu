@@ -1,8 +1,11 @@
-// Quantize and write: one block of threads a (group of tokens, KV head). Compiled without fused
-// multiply-add: codes and scales are the reference's, bit for bit.
+// Quantize and write: one block of threads a (group of tokens, KV head, side). Compiled without
+// fused multiply-add: codes and scales are the reference's, bit for bit.
 #include <cuda_bf16.h>
 
+#include "any/block.cuh"
 #include "common/error.h"
+#include "common/for_shape.h"
+#include "common/mma.cuh"
 #include "common/tensor.cuh"
 #include "common/write.h"
 #include "numeric/bf16.h"
@@ -16,7 +19,7 @@ namespace {
 constexpr int kThreads = 128;
 
 __device__ float outer_of(const std::int8_t* exponents, int head) {
-  return exponents == nullptr ? 1.0F : exp2f(static_cast<float>(exponents[head]));
+  return exponents == nullptr ? 1.0F : power_of_two(exponents[head]);
 }
 
 struct Tally {
@@ -32,18 +35,20 @@ __device__ float storable(float x, Tally* tally) {
 }
 
 template <Format kFormat>
-__device__ std::uint8_t choose(ScaleRule rule, const float* x, int n, float outer) {
+__device__ std::uint8_t choose(ScaleRule rule, const float* x, float outer) {
+  constexpr int n = scale_block(kFormat);
+  using Block = FastBlock<n>;
   if constexpr (kFormat == Format::kMxfp4) {
-    return rule == ScaleRule::kMxfp4Floor ? Mxfp4Floor::choose(x, n, outer)
-                                          : Mxfp4Search::choose(x, n, outer);
+    return rule == ScaleRule::kMxfp4Floor ? Mxfp4Floor::choose<Block>(x, n, outer)
+                                          : Mxfp4Search::choose<Block>(x, n, outer);
   }
   switch (rule) {
     case ScaleRule::kAmax6:
-      return Amax6::choose(x, n, outer);
+      return Amax6::choose<Block>(x, n, outer);
     case ScaleRule::kFourSix:
-      return FourSix::choose(x, n, outer);
+      return FourSix::choose<Block>(x, n, outer);
     default:
-      return CodeSearch::choose(x, n, outer);
+      return CodeSearch::choose<Block>(x, n, outer);
   }
 }
 
@@ -52,17 +57,19 @@ template <Format kFormat>
 __device__ std::uint8_t quantize(ScaleRule rule, FragmentOrder order, const float* x, float outer,
                                  std::uint32_t* words, Tally* tally) {
   constexpr int n = scale_block(kFormat);
-  const std::uint8_t scale = choose<kFormat>(rule, x, n, outer);
+  const std::uint8_t scale = choose<kFormat>(rule, x, outer);
   const float unit = decode_scale(kFormat, scale);
-  std::uint8_t codes[n];
-  encode_block(x, n, unit * outer, codes);
+  const float whole = unit * outer;
+  const float inverse = whole == 0.0F ? 0.0F : __frcp_rn(whole);
 #pragma unroll
   for (int w = 0; w < n / 8; ++w) {
     std::uint32_t word = 0;
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       const layout::Nibble at = layout::fragment_code(order, 0, c);
-      word |= static_cast<std::uint32_t>(layout::put_code(0, at, codes[8 * w + c]))
+      const std::uint32_t code =
+          whole == 0.0F ? 0U : FastBlock<n>::encode(x[8 * w + c], whole, inverse);
+      word |= static_cast<std::uint32_t>(layout::put_code(0, at, static_cast<std::uint8_t>(code)))
               << (8 * static_cast<int>(at.byte));
     }
     words[w] = word;
@@ -95,7 +102,8 @@ struct GroupWriter {
   __device__ int tile_row(int row) const { return w.group * kGroup % kTileTokens + row; }
   __device__ std::uint16_t* shadow(int side, int row) const {
     return a.layer.shadow +
-           (((static_cast<std::int64_t>(w.slot) * a.layer.num_kv_heads + head) * 2 + side) * kGroup +
+           (((static_cast<std::int64_t>(w.slot) * a.layer.num_kv_heads + head) * 2 + side) *
+                kGroup +
             row) *
                kHeadDim;
   }
@@ -104,21 +112,33 @@ struct GroupWriter {
   __device__ void load_rows(int side) {
     const Tensor& tensor = side == 0 ? a.key : a.value;
     const float* shift = side == 0 ? a.layer.key_shift : nullptr;
-    for (int i = threadIdx.x; i < w.num_rows * kHeadDim; i += kThreads) {
-      const int row = w.first_row + i / kHeadDim;
-      const int dim = i % kHeadDim;
-      const std::int64_t token = w.source + i / kHeadDim;
-      const float x =
-          storable(load_element(tensor.data, tensor.dtype,
-                                token * tensor.stride_token + head * tensor.stride_head + dim),
-                   &tally);
-      rows[row][dim] = shift == nullptr ? x : x - shift[head * kHeadDim + dim];
-      if (w.slot >= 0) shadow(side, row)[dim] = encode_bf16(x);
+    const int count = w.num_rows * kHeadDim;
+    constexpr int kBatch = 8;  // loads under way at once
+    for (int base = threadIdx.x; base < count; base += kBatch * kThreads) {
+      float raw[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = base + j * kThreads;
+        raw[j] = i >= count ? 0.0F
+                            : load_element(tensor.data, tensor.dtype,
+                                           (w.source + i / kHeadDim) * tensor.stride_token +
+                                               head * tensor.stride_head + i % kHeadDim);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = base + j * kThreads;
+        if (i >= count) break;
+        const int row = w.first_row + i / kHeadDim;
+        const int dim = i % kHeadDim;
+        const float x = storable(raw[j], &tally);
+        rows[row][dim] = shift == nullptr ? x : x - shift[head * kHeadDim + dim];
+        if (w.slot >= 0) shadow(side, row)[dim] = encode_bf16(x);
+      }
     }
   }
 
-  // V's rows before first_row: from the slot, else from the page's own codes; rows that do not exist
-  // yet are zero.
+  // V's rows before first_row: from the slot, else from the page's own codes; rows that do not
+  // exist yet are zero.
   __device__ void load_rest() {
     for (int i = threadIdx.x; i < kGroup * kHeadDim; i += kThreads) {
       const int row = i / kHeadDim;
@@ -235,7 +255,8 @@ struct GroupWriter {
     add(&a.counters->non_finite, tally.non_finite);
     add(&a.counters->saturated_blocks, tally.saturated);
     add(&a.counters->flushed_blocks, tally.flushed);
-    if (head == 0 && threadIdx.x == 0 && w.first_row > 0 && w.prefix_in_slot == 0) {
+    if (head == 0 && blockIdx.z == 1 && threadIdx.x == 0 && w.first_row > 0 &&
+        w.prefix_in_slot == 0) {
       add(&a.counters->requantized_prefix, 1);
     }
   }
@@ -249,180 +270,22 @@ __global__ void __launch_bounds__(kThreads) write_kernel(const __grid_constant__
   for (int i = blockIdx.x; i < num_writes; i += gridDim.x) {
     const Write w = a.plan.writes[i];
     Writer writer{a, w, static_cast<int>(blockIdx.y), rows, {}};
-    writer.load_rows(0);
+    const int side = static_cast<int>(blockIdx.z);
+    writer.load_rows(side);
+    if (side == 1) writer.load_rest();
     __syncthreads();
-    if (a.layer.hadamard) writer.rotate();
-    __syncthreads();
-    writer.store_keys();
-    __syncthreads();
-    writer.load_rows(1);
-    writer.load_rest();
-    __syncthreads();
-    writer.store_values();
+    if (side == 0 && a.layer.hadamard) {
+      writer.rotate();
+      __syncthreads();
+    }
+    if (side == 0) {
+      writer.store_keys();
+    } else {
+      writer.store_values();
+    }
     writer.count();
     __syncthreads();
   }
-}
-
-// One tile of one KV head: codes back to numbers, keys rotated back and shifted.
-template <Format kFormat, int kHeadDim>
-__global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ GatherArgs a) {
-  constexpr layout::TileParts kParts = layout::tile_parts(kFormat, kHeadDim);
-  constexpr int kRows = 32;  // of the tile at a time
-  __shared__ float rows[kRows][kHeadDim + 1];
-  const Request r = a.plan.requests[a.what.request];
-  const int head = blockIdx.y;
-  const int tile = static_cast<int>(a.what.begin / kTileTokens) + static_cast<int>(blockIdx.x);
-  const int page_slot = tile / a.plan.tiles_per_page;
-  const int page = a.plan.pages[a.what.request * a.plan.page_stride + page_slot];
-  const bool readable = page >= 0 && page < a.plan.num_pages;
-  if (!readable && threadIdx.x == 0) atomicAdd(a.plan.bad_pages, 1ULL);
-  const std::uint8_t* bytes =
-      a.layer.pages + (readable ? page : 0) * a.layer.stride_page + head * a.layer.stride_head +
-      static_cast<std::int64_t>(tile - page_slot * a.plan.tiles_per_page) * kParts.bytes;
-  const ShadowUnit* units =
-      a.plan.units + static_cast<std::int64_t>(a.what.request) * a.plan.unit_stride;
-  const int num_units = a.what.with_shadow ? r.num_units : 0;
-  for (int side = 0; side < 2; ++side) {
-    const float outer = outer_of(side == 0 ? a.layer.key_outer : a.layer.value_outer, head);
-    for (int base = 0; base < kTileTokens; base += kRows) {
-      for (int i = threadIdx.x; i < kRows * kHeadDim; i += blockDim.x) {
-        const int row = base + i / kHeadDim;
-        const int dim = i % kHeadDim;
-        const layout::Nibble at =
-            side == 0 ? layout::key_code(kFormat, a.layer.order, kHeadDim, row, dim)
-                      : layout::value_code(kFormat, a.layer.order, kHeadDim, row, dim);
-        const std::uint8_t scale =
-            bytes[side == 0 ? layout::key_scale(kFormat, a.layer.order, kHeadDim, row, dim)
-                            : layout::value_scale(kFormat, a.layer.order, kHeadDim, row, dim)];
-        rows[i / kHeadDim][dim] =
-            is_corrupt_scale(kFormat, scale)
-                ? NAN
-                : decode_e2m1(layout::take_code(bytes[at.byte], at)) *
-                      (decode_scale(kFormat, scale) * outer);
-      }
-      __syncthreads();
-      constexpr int kPart = hadamard_block(kHeadDim);
-      constexpr int kEach = kPart / 32;
-      const int lane = threadIdx.x & 31;
-      for (int i = threadIdx.x >> 5; i < kRows; i += static_cast<int>(blockDim.x) / 32) {
-        const int position = tile * kTileTokens + base + i;
-        if (position < a.what.begin || position >= a.what.end) continue;
-        int slot = -1;
-        int slot_row = 0;
-        for (int u = 0; u < num_units; ++u) {
-          if (position >= units[u].begin && position < units[u].end) {
-            slot = units[u].slot;
-            slot_row = units[u].row + position - units[u].begin;
-          }
-        }
-        for (int part = 0; part < kHeadDim; part += kPart) {
-          float x[kEach];
-#pragma unroll
-          for (int e = 0; e < kEach; ++e) x[e] = rows[i][part + lane * kEach + e];
-          if (side == 0 && a.layer.hadamard) {
-#pragma unroll
-            for (int stride = 1; stride < kEach; stride *= 2) {
-#pragma unroll
-              for (int e = 0; e < kEach; ++e) {
-                if ((e & stride) != 0) continue;
-                const float u = x[e];
-                const float v = x[e + stride];
-                x[e] = u + v;
-                x[e + stride] = u - v;
-              }
-            }
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-#pragma unroll
-              for (int e = 0; e < kEach; ++e) {
-                const float other = __shfl_xor_sync(0xFFFFFFFFU, x[e], step);
-                x[e] = (lane & step) == 0 ? x[e] + other : other - x[e];
-              }
-            }
-#pragma unroll
-            for (int e = 0; e < kEach; ++e) x[e] *= hadamard_scale(kPart);
-          }
-#pragma unroll
-          for (int e = 0; e < kEach; ++e) {
-            const int dim = part + lane * kEach + e;
-            if (side == 0 && a.layer.key_shift != nullptr) {
-              x[e] += a.layer.key_shift[head * kHeadDim + dim];
-            }
-            if (slot >= 0) {
-              x[e] = decode_bf16(
-                  a.layer.shadow[(((static_cast<std::int64_t>(slot) * a.layer.num_kv_heads + head) *
-                                       2 +
-                                   side) *
-                                      group_tokens(kFormat) +
-                                  slot_row) *
-                                     kHeadDim +
-                                 dim]);
-            }
-            store_element(side == 0 ? a.what.key : a.what.value, a.what.dtype,
-                          (position - a.what.begin) * a.what.stride_token +
-                              head * a.what.stride_head + dim,
-                          readable || slot >= 0 ? x[e] : 0.0F);
-          }
-        }
-      }
-      __syncthreads();
-    }
-  }
-}
-
-__global__ void merge_kernel(const __grid_constant__ CudaBackend::Merge m) {
-  const std::int64_t row = blockIdx.x;
-  const float la = m.lse_a[row];
-  const float lb = m.lse_b[row];
-  const float top = fmaxf(la, lb);
-  // Two empty parts: weights zero, LSE -inf.
-  const bool empty = top == -INFINITY;
-  const float ea = empty ? 0.0F : expf(la - top);
-  const float eb = empty ? 0.0F : expf(lb - top);
-  const float sum = ea + eb;
-  const float wa = empty ? 0.0F : ea / sum;
-  const float wb = empty ? 0.0F : eb / sum;
-  for (int d = threadIdx.x; d < m.head_dim; d += blockDim.x) {
-    const std::int64_t at = row * m.head_dim + d;
-    const float x = wa == 0.0F ? 0.0F : wa * load_element(m.a, m.dtype, at);
-    const float y = wb == 0.0F ? 0.0F : wb * load_element(m.b, m.dtype, at);
-    store_element(m.out, m.dtype, at, x + y);
-  }
-  if (m.lse != nullptr) {
-    __syncthreads();
-    if (threadIdx.x == 0) m.lse[row] = empty ? -INFINITY : top + logf(sum);
-  }
-}
-
-template <Format kFormat, class Run>
-Status for_head_dim(int head_dim, const Run& run) {
-  switch (head_dim) {
-    case 64:
-      run.template operator()<kFormat, 64>();
-      break;
-    case 96:
-      run.template operator()<kFormat, 96>();
-      break;
-    case 128:
-      run.template operator()<kFormat, 128>();
-      break;
-    case 192:
-      run.template operator()<kFormat, 192>();
-      break;
-    case 256:
-      run.template operator()<kFormat, 256>();
-      break;
-    default:
-      return {StatusCode::kUnsupported, "head_dim must be 64, 96, 128, 192 or 256"};
-  }
-  return {};
-}
-
-template <class Run>
-Status for_shape(Format format, int head_dim, const Run& run) {
-  return format == Format::kNvfp4 ? for_head_dim<Format::kNvfp4>(head_dim, run)
-                                  : for_head_dim<Format::kMxfp4>(head_dim, run);
 }
 
 }  // namespace
@@ -430,30 +293,12 @@ Status for_shape(Format format, int head_dim, const Run& run) {
 Status launch_write(const WriteArgs& args, void* stream) {
   if (args.plan.max_writes == 0) return {};
   const dim3 grid(static_cast<unsigned>(args.plan.max_writes),
-                  static_cast<unsigned>(args.layer.num_kv_heads));
-  Status status = for_shape(args.layer.format, args.layer.head_dim, [&]<Format kFormat, int kDim>() {
-    write_kernel<kFormat, kDim><<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(args);
-  });
+                  static_cast<unsigned>(args.layer.num_kv_heads), 2);
+  Status status =
+      for_shape(args.layer.format, args.layer.head_dim, [&]<Format kFormat, int kDim>() {
+        write_kernel<kFormat, kDim><<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(args);
+      });
   return status.ok() ? check(cudaGetLastError(), "launching the cache write") : status;
-}
-
-Status launch_gather(const GatherArgs& args, void* stream) {
-  const std::int64_t first = args.what.begin / kTileTokens;
-  const std::int64_t last = (args.what.end + kTileTokens - 1) / kTileTokens;
-  if (last <= first) return {};
-  const dim3 grid(static_cast<unsigned>(last - first),
-                  static_cast<unsigned>(args.layer.num_kv_heads));
-  Status status = for_shape(args.layer.format, args.layer.head_dim, [&]<Format kFormat, int kDim>() {
-    gather_kernel<kFormat, kDim><<<grid, 256, 0, static_cast<cudaStream_t>(stream)>>>(args);
-  });
-  return status.ok() ? check(cudaGetLastError(), "launching the gather") : status;
-}
-
-Status launch_merge(const CudaBackend::Merge& merge, void* stream) {
-  const std::int64_t rows = merge.tokens * merge.heads;
-  if (rows == 0) return {};
-  merge_kernel<<<static_cast<unsigned>(rows), 128, 0, static_cast<cudaStream_t>(stream)>>>(merge);
-  return check(cudaGetLastError(), "launching the merge");
 }
 
 }  // namespace bitdecoding::cuda

@@ -25,14 +25,14 @@ struct DecodeArgs {
   const std::int8_t* value_outer = nullptr;
   const float* attn_sink = nullptr;
   std::int32_t num_q_heads = 0, num_kv_heads = 0;
-  std::int32_t group = 1;  // query heads of one KV head
+  std::int32_t group = 1;               // query heads of one KV head
   std::int32_t rows_in_use = kColumns;  // most query rows that a block of rows has
   float sm_scale = 1.0F, softcap = 0.0F;
   std::int32_t window_left = -1;
   DType query_dtype = DType::kBf16, output_dtype = DType::kBf16;
   bool hadamard = true;
-  float* partials = nullptr;            // [grid][2][columns][head_dim + 2]
-  std::int32_t* arrivals = nullptr;     // [rows], zero between launches
+  float* partials = nullptr;         // [grid][2][columns][head_dim + 2]
+  std::int32_t* arrivals = nullptr;  // [rows], zero between launches
 };
 
 // The shape that picks a kernel.

@@ -11,9 +11,9 @@
 namespace bitdecoding::cuda {
 
 struct SlotEntry {
-  std::int32_t key = -1;  // page * groups_per_page + group; -1 = free
+  std::int32_t key = -1;                        // page * groups_per_page + group; -1 = free
   std::int16_t valid_begin = 0, valid_end = 0;  // rows of the group that are in the slot
-  std::uint32_t stamp = 0;  // 2 * step (soft touch) or 2 * step + 1
+  std::uint32_t stamp = 0;                      // 2 * step (soft touch) or 2 * step + 1
   std::int32_t sink = 0;
   // step << 32 | pin << 30 | (kFarthest - distance): the largest wins.
   unsigned long long pin = 0;
@@ -39,7 +39,7 @@ struct Want {
   std::int32_t write = 0;
   std::int32_t key = 0;
   std::int32_t distance = 0;
-  std::int16_t pin = 0;   // Pin; 0 = no shadow wanted
+  std::int16_t pin = 0;  // Pin; 0 = no shadow wanted
   std::int8_t asked = 0, sink = 0;
 };
 

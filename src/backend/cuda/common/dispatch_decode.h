@@ -32,7 +32,8 @@ Status dispatch_head_dim(const DecodeShape& shape, const DecodeArgs& args, const
 
 template <class Arch>
 Status dispatch_decode(const DecodeShape& shape, const DecodeArgs& args, const DecodeLaunch& on) {
-  if (shape.format == Format::kNvfp4) return dispatch_head_dim<Format::kNvfp4, Arch>(shape, args, on);
+  if (shape.format == Format::kNvfp4)
+    return dispatch_head_dim<Format::kNvfp4, Arch>(shape, args, on);
   return dispatch_head_dim<Format::kMxfp4, Arch>(shape, args, on);
 }
 

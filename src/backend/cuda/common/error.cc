@@ -16,10 +16,11 @@ Status check(cudaError_t error, std::string_view doing) {
 }
 
 Status too_little_shared(int head_dim, long long needed, long long offered) {
-  return {StatusCode::kUnsupported,
-          fmt::format("decode of head_dim {} needs {} bytes of shared memory a block, but the device "
-                      "offers {}",
-                      head_dim, needed, offered)};
+  return {
+      StatusCode::kUnsupported,
+      fmt::format("decode of head_dim {} needs {} bytes of shared memory a block, but the device "
+                  "offers {}",
+                  head_dim, needed, offered)};
 }
 
 }  // namespace bitdecoding::cuda

@@ -9,7 +9,8 @@
 
 namespace bitdecoding::cuda {
 
-// ok for cudaSuccess, else kInternal (kResourceExhausted for memory): "<doing> failed: <CUDA's words>".
+// ok for cudaSuccess, else kInternal (kResourceExhausted for memory): "<doing> failed: <CUDA's
+// words>".
 Status check(cudaError_t error, std::string_view doing);
 
 // Kernels' own refusals; here because fmt does not compile under nvcc.

@@ -26,13 +26,14 @@ Status launch_traits(const DecodeArgs& args, const DecodeLaunch& on) {
 template <Format kFormat, int kHeadDim, class Arch>
 Status launch_columns(const DecodeShape& shape, const DecodeArgs& args, const DecodeLaunch& on) {
   constexpr int kWarps = Arch::warps(kHeadDim);
-  constexpr int kEntries = Arch::entries(kHeadDim);
   if constexpr (most_column_blocks(kHeadDim) == 2) {
     if (shape.column_blocks == 2) {
-      return launch_traits<kFormat, kHeadDim, 2, kWarps, kEntries, Arch::template Ring>(args, on);
+      return launch_traits<kFormat, kHeadDim, 2, kWarps, Arch::entries(kHeadDim, 2),
+                           Arch::template Ring>(args, on);
     }
   }
-  return launch_traits<kFormat, kHeadDim, 1, kWarps, kEntries, Arch::template Ring>(args, on);
+  return launch_traits<kFormat, kHeadDim, 1, kWarps, Arch::entries(kHeadDim, 1),
+                       Arch::template Ring>(args, on);
 }
 
 }  // namespace bitdecoding::cuda

@@ -48,7 +48,7 @@ struct PlanView {
   std::int32_t unit_stride = 0;
   const Request* requests = nullptr;  // [num_requests]
   const std::int32_t* pages = nullptr;
-  std::int64_t page_stride = 0;  // entries of `pages` a request
+  std::int64_t page_stride = 0;       // entries of `pages` a request
   const ShadowUnit* units = nullptr;  // [num_requests][unit_stride]
   const Write* writes = nullptr;
   const std::int32_t* num_writes = nullptr;  // on the device
@@ -58,7 +58,7 @@ struct PlanView {
   std::int64_t num_pages = 0;
   std::int32_t page_size = 0, tiles_per_page = 0;
   std::uint32_t page_reciprocal = 0;  // ceil(2^32 / tiles_per_page), for more than one
-  std::int32_t columns = kColumns;  // query rows of one block of rows
+  std::int32_t columns = kColumns;    // query rows of one block of rows
   std::int32_t sink_tokens = 0, tail_tokens = 0, group_tokens = 16;
   std::int32_t reproducible = 0;
 };
@@ -98,6 +98,5 @@ BD_HOST_DEVICE constexpr int tail_begin(const PlanView& p, int n) {
   }
   return begin;
 }
-
 
 }  // namespace bitdecoding::cuda

@@ -1,5 +1,6 @@
-// Rings of shared-memory entries that are filled from global memory ahead of use. Each warp reads its
-// own ring, so __syncwarp is all the synchronisation that an entry's reuse needs among its readers.
+// Rings of shared-memory entries that are filled from global memory ahead of use. Each warp reads
+// its own ring, so __syncwarp is all the synchronisation that an entry's reuse needs among its
+// readers.
 //
 // A feed is how a warp gets its entries in turn: wait() returns the entry when its content has
 // arrived, next() gives it back and goes on, readable() says whether the entry holds what was asked
@@ -12,7 +13,8 @@
 
 namespace bitdecoding::cuda {
 
-// ---- Hopper: one bulk copy an entry, issued by a warp of its own ---------------------------------
+// ---- Hopper: one bulk copy an entry, issued by a warp of its own
+// ---------------------------------
 
 __device__ inline void barrier_init(std::uint32_t barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
@@ -56,7 +58,8 @@ __device__ inline void bulk_copy(std::uint32_t to, const std::uint8_t* from, std
       "{\n"
       ".reg .b64 policy;\n"
       "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], "
       "%2, [%3], policy;\n"
       "}\n" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
@@ -136,7 +139,8 @@ class BulkSource {
   std::uint32_t parity_ = 0;
 };
 
-// ---- Ampere and Ada: sixteen bytes a lane and instruction, by the warp that reads ----------------
+// ---- Ampere and Ada: sixteen bytes a lane and instruction, by the warp that reads
+// ----------------
 
 template <int kEntryBytes, int kEntries>
 struct AsyncCopyRing {

@@ -1,5 +1,5 @@
-// Decode on Ampere and Ada: rings filled by sixteen-byte asynchronous copies; 99 KiB of shared memory
-// are on all of them.
+// Decode on Ampere and Ada: rings filled by sixteen-byte asynchronous copies; 99 KiB of shared
+// memory are on all of them.
 #pragma once
 
 namespace bitdecoding::cuda {
@@ -10,9 +10,13 @@ struct AsyncCopyRing;
 struct Sm80 {
   template <int kEntryBytes, int kEntries>
   using Ring = AsyncCopyRing<kEntryBytes, kEntries>;
-  // Warps of a block, and half tiles in each warp's ring.
-  static constexpr int warps(int head_dim) { return 4; }
-  static constexpr int entries(int head_dim) { return head_dim <= 64 ? 6 : (head_dim <= 128 ? 4 : 2); }
+  // Warps of a block, and half tiles in each warp's ring: two query blocks need more room to be
+  // added up in.
+  static constexpr int warps(int) { return 4; }
+  static constexpr int entries(int head_dim, int column_blocks) {
+    if (head_dim <= 64) return 6;
+    return head_dim <= 128 && column_blocks == 1 ? 4 : 2;
+  }
 };
 
 }  // namespace bitdecoding::cuda

@@ -1,5 +1,5 @@
-#include "sm80/arch.h"
 #include "common/dispatch_decode.h"
+#include "sm80/arch.h"
 
 namespace bitdecoding::cuda {
 

@@ -1,10 +1,6 @@
 // Decode on Hopper: rings filled by bulk copies; 227 KiB of shared memory a block.
 #pragma once
 
-#ifndef BD_WARPS
-#define BD_WARPS 8
-#define BD_ENTRIES 4
-#endif
 namespace bitdecoding::cuda {
 
 template <int kEntryBytes, int kEntries>
@@ -14,8 +10,8 @@ struct Sm90 {
   template <int kEntryBytes, int kEntries>
   using Ring = BulkRing<kEntryBytes, kEntries>;
   // Warps of a block, and half tiles in each warp's ring.
-  static constexpr int warps(int head_dim) { return head_dim == 128 ? BD_WARPS : head_dim < 128 ? 8 : 4; }
-  static constexpr int entries(int head_dim) { return head_dim == 128 ? BD_ENTRIES : head_dim <= 64 ? 8 : 5; }
+  static constexpr int warps(int head_dim) { return head_dim <= 128 ? 8 : 4; }
+  static constexpr int entries(int head_dim, int) { return head_dim <= 64 ? 8 : 4; }
 };
 
 }  // namespace bitdecoding::cuda

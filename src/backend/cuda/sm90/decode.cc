@@ -1,5 +1,5 @@
-#include "sm90/arch.h"
 #include "common/dispatch_decode.h"
+#include "sm90/arch.h"
 
 namespace bitdecoding::cuda {
 
