@@ -285,7 +285,7 @@ TEST(PageGeometryTest, RefusesWhatIsNotOffered) {
   }
   EXPECT_EQ(code(static_cast<Format>(0), quad, 64, 64), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(static_cast<Format>(6), quad, 64, 64), StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(Format::kNvfp4, static_cast<FragmentOrder>(3), 64, 64),
+  EXPECT_EQ(code(Format::kNvfp4, static_cast<FragmentOrder>(4), 64, 64),
             StatusCode::kInvalidArgument);
 }
 
