@@ -3,13 +3,11 @@
 // For a query row at position q of a sequence (its own causal limit, q = seq_len - query_len + i)
 // every visible position p <= q is read from exactly one source:
 //   default        p in the current chunk of a prefilled request (query_len > kMaxDecodeQueries):
-//   the
-//                  row of `key`/`value` as it came; else p in a shadow span of the plan: BF16; else
-//                  the page.
+//                  the row of `key`/`value` as it came; else p in a shadow span of the plan: BF16;
+//                  else the page.
 //   reproducible   p < sink_tokens or p >= rule.tail_begin(q + 1): the BF16-rounded row of the
-//   chunk
-//                  or of the shadow span; else the page, also inside the chunk. The result is a
-//                  function of the tokens alone, bit for bit.
+//                  chunk or of the shadow span; else the page, also inside the chunk. The result
+//                  is a function of the tokens alone, bit for bit.
 // Scores of page positions are against rotated, shifted keys: the query is rotated and q . shift is
 // added back, so that all parts share one softmax. The parts have their own maxima and are merged
 // by log-sum-exp.

@@ -2,13 +2,14 @@
  *
  * Conventions
  *   - Every function returns bd_status (0 = ok) unless stated; bd_last_error() is the sentence of
- * the calling thread's last failure. No C++ exception crosses this boundary.
+ *     the calling thread's last failure. No C++ exception crosses this boundary.
  *   - Every options and params struct begins with `struct_size`; set it to sizeof(the struct). A
  *     caller built against another layout is refused with BD_INVALID_ARGUMENT.
- *   - Handles: create returns them, the matching destroy ends them (NULL is allowed).
+ *   - Handles: create returns them, the matching destroy ends them (NULL is allowed). A layer and
+ *     steps keep what they need of their runtime: destroy them in any order.
  *   - Thread safety: bd_runtime, bd_layer and bd_counters_get may be used from any thread;
  *     a bd_steps is one thread's at a time, and must not be built while bd_write or bd_attend use
- * it.
+ *     it.
  *   - Pointers in params are borrowed for the call. Strides of tensors are in elements, strides of
  *     pages in bytes.
  */
@@ -66,14 +67,16 @@ typedef struct bd_runtime_options {
 
 BD_API bd_status bd_runtime_create(const bd_runtime_options* options, bd_runtime** runtime);
 BD_API void bd_runtime_destroy(bd_runtime* runtime);
-/* JSON: version, backend, isa, threads, recipe (resolved), sidecar (path, layers, heads, head_dim).
- * warnings (sentences to log). Valid until the next bd_runtime_load_key_shift or the runtime's end.
+/* JSON: version, backend, isa, threads, recipe (resolved), sidecar (path, layers, heads, head_dim),
+ * warnings (sentences to log). Never NULL. Valid until the next bd_runtime_load_key_shift or the
+ * runtime's end.
  */
 BD_API const char* bd_runtime_describe(const bd_runtime* runtime);
 /* Replaces the sidecar key means; the path is the recipe's key_shift_file otherwise. Refused while
  * the runtime has layers: pages written under other means would be read wrongly. */
 BD_API bd_status bd_runtime_load_key_shift(bd_runtime* runtime, const char* path);
-/* One key of the resolved recipe as text ("format" -> "nvfp4"); NULL for an unknown key. */
+/* One key of the resolved recipe as text ("format" -> "nvfp4"); NULL for an unknown key. Valid
+ * until the next bd_runtime_load_key_shift or the runtime's end. */
 BD_API const char* bd_runtime_recipe_value(const bd_runtime* runtime, const char* key);
 
 typedef struct bd_page_info {
@@ -81,9 +84,9 @@ typedef struct bd_page_info {
   int64_t head_bytes;   /* one KV head of one page, K and V */
   int32_t group_tokens; /* tokens of a shadow group */
   int32_t groups_per_page;
-  int64_t slot_bytes_per_head; /* BF16 bytes of one slot of one layer and KV head */
-  int32_t min_slots;           /* for max_requests rows */
-  int32_t bytes_per_token_x1000;
+  int64_t slot_bytes_per_head;   /* BF16 bytes of one slot of one layer and KV head */
+  int32_t min_slots;             /* that max_requests requests need at the least */
+  int32_t bytes_per_token_x1000; /* of one KV head, K and V, in thousandths */
 } bd_page_info;
 
 BD_API bd_status bd_page_info_get(const bd_runtime* runtime, int32_t head_dim, int32_t page_size,
@@ -133,11 +136,11 @@ typedef struct bd_step_input {
   size_t struct_size;
   int32_t num_requests;
   int32_t reserved;
-  const int32_t* block_table; /* [num_requests][block_table_stride] */
-  int64_t block_table_stride;
-  const int32_t* query_start;  /* [num_requests + 1] */
-  const int32_t* seq_lens;     /* [num_requests] */
-  const int64_t* slot_mapping; /* [num_tokens], < 0 = skip */
+  const int32_t* block_table;  /* [num_requests][block_table_stride], page numbers */
+  int64_t block_table_stride;  /* elements */
+  const int32_t* query_start;  /* [num_requests + 1], rows of the step's tensors */
+  const int32_t* seq_lens;     /* [num_requests], tokens after this step */
+  const int64_t* slot_mapping; /* [num_tokens], page * page_size + row; < 0 = skip */
   int64_t num_tokens;
 } bd_step_input;
 
@@ -190,6 +193,8 @@ typedef struct bd_attend_params {
   int64_t num_tokens;
 } bd_attend_params;
 
+/* bd_write stores the step's rows of one layer, bd_attend reads them back: write first. Every
+ * pointer, count and stride is checked before memory is touched. */
 BD_API bd_status bd_write(const bd_write_params* params);
 BD_API bd_status bd_attend(const bd_attend_params* params);
 
@@ -200,19 +205,20 @@ BD_API bd_status bd_advise_huge_pages(void* data, int64_t bytes, int64_t* advise
 /* ---- counters ----------------------------------------------------------------------------------
  */
 
+/* Since the runtime was created; all layers and steps together. */
 typedef struct bd_counters {
   size_t struct_size;
-  uint64_t non_finite;
-  uint64_t saturated_blocks;
-  uint64_t flushed_blocks;
-  uint64_t requantized_prefix;
-  uint64_t corrupt_scales;
-  uint64_t steps;
-  uint64_t evicted_slots;
-  uint64_t refused_groups;
-  uint64_t missing_tokens;
-  uint64_t lost_partial_groups;
-  uint64_t used_slots; /* now, over all bd_steps */
+  uint64_t non_finite;          /* NaN or infinity in K or V: stored as zero */
+  uint64_t saturated_blocks;    /* blocks above what the largest scale can express */
+  uint64_t flushed_blocks;      /* blocks that are not zero, but whose scale rounded to zero */
+  uint64_t requantized_prefix;  /* groups continued from their own codes: BF16 rows were lost */
+  uint64_t corrupt_scales;      /* invalid scale bytes met while attending */
+  uint64_t steps;               /* successful bd_steps_build */
+  uint64_t evicted_slots;       /* BF16 groups dropped for want of slots */
+  uint64_t refused_groups;      /* groups that the recipe keeps in BF16 and that got no slot */
+  uint64_t missing_tokens;      /* positions of them that are read from pages instead */
+  uint64_t lost_partial_groups; /* groups entered in their middle without their BF16 rows */
+  uint64_t used_slots;          /* now, over all bd_steps */
 } bd_counters;
 
 BD_API bd_status bd_counters_get(const bd_runtime* runtime, bd_counters* counters);
