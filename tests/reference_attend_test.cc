@@ -15,7 +15,7 @@ Read expected_read(const World& w, std::int64_t p, std::int64_t q, std::int64_t 
   const std::int64_t sink = w.options.sink_tokens;
   const std::int64_t group = w.layer.geometry.group_tokens;
   const std::int64_t tail = w.options.tail_tokens;
-  const std::int64_t of = w.options.reproducible ? q + 1 : n;
+  const std::int64_t of = (w.options.reproducible ? q : chunk_begin) + 1;
   std::int64_t tail_begin = of > tail ? (of - tail) / group * group : 0;
   if (w.options.reproducible) {
     tail_begin = std::max(tail_begin, q / w.options.page_size * w.options.page_size);

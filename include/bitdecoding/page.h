@@ -51,7 +51,8 @@ Result<FormatTag> read_format_tag(std::span<const std::uint8_t> bytes);
 // ---- one engine step -------------------------------------------------------------------------
 
 // The BF16 rule, a function of the sequence length n alone. A position p of a sequence of n
-// tokens is BF16 when p < sink_tokens or p >= tail_begin(n).
+// tokens is BF16 when p < sink_tokens or p >= tail_begin(n). A step reads the tail of its first
+// query (n = position + 1) and keeps the one of the sequence's new end.
 struct ShadowRule {
   int sink_tokens = 16;
   int tail_tokens = 64;  // 0 = only the incomplete group; negative = no tail at all

@@ -72,8 +72,10 @@ class Directory final : public ShadowDirectory {
   std::int64_t tail_of(const RequestPlan& r, std::int64_t n) const {
     return rule_.tail_tokens < 0 ? r.seq_len : std::min(rule_.tail_begin(n), r.seq_len);
   }
+  // The tail of the first query: a chunk's rows see the tokens before the chunk as a decoded row
+  // would. (Later queries may see more in BF16 than their own tail, except in reproducible mode.)
   std::int64_t read_tail(const RequestPlan& r) const {
-    return tail_of(r, rule_.reproducible && r.query_len > 0 ? first_query(r) + 1 : r.seq_len);
+    return tail_of(r, r.query_len > 0 ? first_query(r) + 1 : r.seq_len);
   }
   std::int64_t keep_tail(const RequestPlan& r) const {
     return tail_of(r, is_short(r) ? first_query(r) + 1 : r.seq_len);

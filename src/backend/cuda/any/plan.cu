@@ -39,7 +39,7 @@ struct Builder {
     return a.plan.tail_tokens < 0 ? r.seq_len : min(tail_begin(a.plan, n), r.seq_len);
   }
   __device__ int read_tail(const Request& r) const {
-    return tail_of(r, a.plan.reproducible != 0 && r.query_len > 0 ? first_query(r) + 1 : r.seq_len);
+    return tail_of(r, r.query_len > 0 ? first_query(r) + 1 : r.seq_len);
   }
   __device__ int keep_tail(const Request& r) const {
     return tail_of(r, is_short(r) ? first_query(r) + 1 : r.seq_len);
