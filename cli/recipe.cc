@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "commands.h"
 #include "io/key_shift.h"
@@ -17,6 +18,7 @@ struct Options {
   std::string mode;
   std::string file;
   std::string either;
+  std::vector<std::string> parts;
   bool json = false;
 };
 
@@ -72,10 +74,29 @@ int explain(const Options& options) {
   return kExitOk;
 }
 
+// The ranks of a tensor-parallel model write FILE.headsA-B each; a recipe names one file.
+int join_key_shift_files(const Options& options) {
+  std::vector<KeyShift> parts;
+  for (const std::string& path : options.parts) {
+    Result<KeyShift> part = load_key_shift(path);
+    if (!part.ok()) return fail(part.status());
+    parts.push_back(part.take());
+  }
+  const Result<KeyShift> joined = join_key_shift(parts);
+  if (!joined.ok()) return fail(joined.status());
+  const KeyShift& whole = joined.value();
+  if (Status s = save_key_shift(whole, options.file); !s.ok()) return fail(s);
+  print(fmt::format("{}: key means of {} layers, {} KV heads, head_dim {}, from {} files\n",
+                    options.file, whole.num_layers, whole.num_kv_heads, whole.head_dim,
+                    parts.size()));
+  return kExitOk;
+}
+
 }  // namespace
 
 void add_recipe(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand("recipe", "Print, check or explain a KV mode's choices");
+  CLI::App* command =
+      app.add_subcommand("recipe", "Print, check or explain a KV mode's choices; join key means");
   command->require_subcommand(1);
   auto options = std::make_shared<Options>();
 
@@ -94,6 +115,12 @@ void add_recipe(CLI::App& app, int* exit_code) {
   explain_command->add_option("MODE_OR_FILE", options->either, "A KV mode or a recipe file")
       ->required();
   explain_command->callback([options, exit_code] { *exit_code = explain(*options); });
+
+  CLI::App* join = command->add_subcommand(
+      "join-key-shift", "Join the key means that the ranks of a tensor-parallel model wrote");
+  join->add_option("OUT", options->file, "The sidecar to write")->required();
+  join->add_option("PARTS", options->parts, "The ranks' files, OUT.headsA-B")->required();
+  join->callback([options, exit_code] { *exit_code = join_key_shift_files(*options); });
 }
 
 }  // namespace bitdecoding::cli

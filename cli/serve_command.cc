@@ -93,7 +93,9 @@ Result<Recipe> chosen_recipe(const ServeOptions& options) {
   return recipe;
 }
 
-// Where the key means come from: named, lying in the model's folder, or none, which is said.
+// Where the key means come from: named, or lying in the model's folder. A recipe file that asks for
+// them is not served without: only a mode's preset is, which the user cannot have meant to the
+// letter, and with a warning.
 Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
                         std::vector<std::string>* notes) {
   if (!options.key_shift.empty()) {
@@ -111,11 +113,19 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
     if (is_folder(options.model) && path_exists(beside)) {
       recipe->key_shift_file = absolute(beside.string());
       notes->push_back("key means from " + recipe->key_shift_file);
+    } else if (!options.recipe.empty()) {
+      return {StatusCode::kNotFound,
+              fmt::format("the recipe '{}' subtracts key means (key_shift), and there are none: no "
+                          "--key-shift, no key_shift_file and no '{}'. {}",
+                          options.recipe, beside.string(), kMakeKeyShift)};
     } else {
       recipe->key_shift = false;
-      notes->push_back(
-          "this model has no key means, so key_shift is off; quality gains from them. To make "
-          "them, serve once with --calibrate key_shift.safetensors");
+      notes->push_back(fmt::format(
+          "WARNING: this is not all of mode {}: there are no key means for this model, so keys are "
+          "quantized without key shift (\"key_shift\": false), less accurately. To make them, "
+          "serve once with --calibrate key_shift.safetensors, then with --key-shift "
+          "key_shift.safetensors",
+          recipe->mode));
     }
   }
   if (!recipe->key_shift || recipe->key_shift_file.empty()) return {};

@@ -1,4 +1,5 @@
 // bd_write and bd_attend: bad input writes nothing; memory, counters, threads.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -116,6 +117,59 @@ TEST(CapiVerbs, WritesStayInsideThePagesAndCountNonFiniteInput) {
     EXPECT_NE(engine.output[static_cast<std::size_t>(i)], -77.0F);
   }
   EXPECT_EQ(engine.output[2 * kHeads * kDim], -77.0F);
+}
+
+// The caller writes zeros over a page that holds a sink and part of the tail, then attends.
+std::vector<float> output_with_a_replaced_page(bool forget, bd_counters* counters) {
+  const Runtime runtime(kRecipe);
+  Engine engine(runtime.handle);
+  EXPECT_EQ(engine.build(100, 100), BD_OK) << bd_last_error();
+  bd_write_params write = engine.write_params(100);
+  EXPECT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+  const std::int64_t page_bytes = kHeads * engine.head_bytes;
+  std::fill_n(engine.pages.begin() + 3 * page_bytes, page_bytes, std::uint8_t{0});
+  if (forget) {
+    EXPECT_EQ(bd_steps_forget(engine.steps, 3), BD_OK) << bd_last_error();
+    // The old plan named slots that are gone.
+    EXPECT_EQ(bd_write(&write), BD_INVALID_ARGUMENT);
+    EXPECT_HAS(bd_last_error(), "have no plan");
+  }
+  EXPECT_EQ(bd_counters_get(runtime.handle, counters), BD_OK);
+  const std::uint64_t used = counters->used_slots;
+  EXPECT_EQ(engine.build(101, 1), BD_OK) << bd_last_error();
+  write = engine.write_params(1);
+  EXPECT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+  const bd_attend_params attend = engine.attend_params(1);
+  EXPECT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+  EXPECT_EQ(bd_counters_get(runtime.handle, counters), BD_OK);
+  counters->used_slots = used;
+  return {engine.output.begin(), engine.output.begin() + std::ptrdiff_t{2} * kHeads * kDim};
+}
+
+TEST(CapiVerbs, AForgottenPageIsReadFromItsCodes) {
+  auto kept = sized<bd_counters>();
+  auto forgotten = sized<bd_counters>();
+  const std::vector<float> from_slots = output_with_a_replaced_page(false, &kept);
+  const std::vector<float> from_codes = output_with_a_replaced_page(true, &forgotten);
+  EXPECT_EQ(kept.missing_tokens, 0U);
+  // The sink, and positions 32 to 63: the tail of 101 tokens begins at 32.
+  EXPECT_EQ(forgotten.missing_tokens, 16U + 32U);
+  EXPECT_EQ(forgotten.used_slots, kept.used_slots - 3);
+  EXPECT_NE(from_slots, from_codes);
+}
+
+TEST(CapiVerbs, OnlyPagesOfThePoolCanBeForgotten) {
+  const Runtime runtime(kRecipe);
+  Engine engine(runtime.handle);
+  EXPECT_EQ(bd_steps_forget(nullptr, 0), BD_INVALID_ARGUMENT);
+  ASSERT_EQ(engine.build(8, 8), BD_OK) << bd_last_error();
+  for (const std::int64_t page : {std::int64_t{-1}, std::int64_t{kPages}}) {
+    EXPECT_EQ(bd_steps_forget(engine.steps, page), BD_OUT_OF_RANGE);
+    EXPECT_HAS(bd_last_error(), "expected 0 to 7");
+  }
+  // A refusal leaves the plan as it was.
+  const bd_write_params write = engine.write_params(8);
+  EXPECT_EQ(bd_write(&write), BD_OK) << bd_last_error();
 }
 
 TEST(CapiVerbs, ErrorsBelongToTheirThread) {

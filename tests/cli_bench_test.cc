@@ -1,34 +1,13 @@
 // `bitdecoding bench` as a user runs it: what it prints, and that it refuses what it cannot time.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "cli_world.h"
 
 namespace bitdecoding {
 namespace {
 
-struct Outcome {
-  int code = -1;
-  std::string out;
-};
-
-Outcome bench(const std::string& arguments) {
-  Outcome run;
-  FILE* pipe =
-      ::popen((std::string(BITDECODING_PROGRAM) + " bench " + arguments + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return run;
-  std::array<char, 4096> buffer{};
-  std::size_t n = 0;
-  while ((n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
-    run.out.append(buffer.data(), n);
-  }
-  const int status = ::pclose(pipe);
-  run.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return run;
-}
+Outcome bench(const std::string& arguments) { return program("bench " + arguments); }
 
 nlohmann::json row_of(const std::string& arguments) {
   const Outcome run = bench(arguments + " --json");

@@ -2,6 +2,7 @@
 bitdecoding_test(recipe_parse_test LABELS unit)
 bitdecoding_test(io_file_test LABELS unit)
 bitdecoding_test(io_calibrate_test LABELS unit)
+bitdecoding_test(io_key_shift_join_test LABELS unit)
 bitdecoding_test(safetensors_reader_test LABELS unit)
 bitdecoding_test(capi_errors_test LABELS unit)
 bitdecoding_test(capi_verbs_test LABELS unit)
@@ -28,12 +29,10 @@ if(NOT BITDECODING_SANITIZE)
 endif()
 
 if(BITDECODING_BUILD_CLI)
-  bitdecoding_test(cli_program_test LABELS unit)
-  target_compile_definitions(cli_program_test PRIVATE
-    BITDECODING_PROGRAM="$<TARGET_FILE:bitdecoding_program>")
-  add_dependencies(cli_program_test bitdecoding_program)
-  bitdecoding_test(cli_bench_test LABELS unit)
-  target_compile_definitions(cli_bench_test PRIVATE
-    BITDECODING_PROGRAM="$<TARGET_FILE:bitdecoding_program>")
-  add_dependencies(cli_bench_test bitdecoding_program)
+  foreach(room program serve bench)
+    bitdecoding_test(cli_${room}_test LABELS unit)
+    target_compile_definitions(cli_${room}_test PRIVATE
+      BITDECODING_PROGRAM="$<TARGET_FILE:bitdecoding_program>")
+    add_dependencies(cli_${room}_test bitdecoding_program)
+  endforeach()
 endif()

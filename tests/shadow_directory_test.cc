@@ -1,102 +1,11 @@
 // The directory's rules, driven through StepInput alone.
-#include <gtest/gtest.h>
-
 #include <algorithm>
-#include <limits>
 #include <random>
-#include <vector>
 
-#include "bitdecoding/page.h"
+#include "directory_bench.h"
 
 namespace bitdecoding {
 namespace {
-
-struct Row {
-  std::vector<std::int32_t> pages;
-  std::int64_t length = 0;  // after the step
-  std::int64_t query = 0;
-  std::int64_t skip = 0;  // first query rows with slot -1
-};
-
-class Bench {
- public:
-  Bench(int sink, int tail, std::int32_t slots, bool reproducible = false,
-        Format format = Format::kNvfp4, int page_size = 64, std::int64_t pages = 64)
-      : geometry_(PageGeometry::make(format, FragmentOrder::kQuad, 64, page_size).take()),
-        pages_(pages) {
-    rule_ = make_shadow_rule(geometry_, sink, tail, reproducible);
-    directory = ShadowDirectory::make(geometry_, rule_, {pages, slots, 16}).take();
-  }
-
-  Status step(const std::vector<Row>& rows) {
-    table_.clear();
-    starts_ = {0};
-    lengths_.clear();
-    slots_.clear();
-    for (const Row& r : rows) {
-      std::vector<std::int32_t> entries = r.pages;
-      entries.resize(16, std::numeric_limits<std::int32_t>::min());
-      table_.insert(table_.end(), entries.begin(), entries.end());
-      for (std::int64_t i = 0; i < r.query; ++i) {
-        const std::int64_t p = r.length - r.query + i;
-        const std::int64_t page =
-            p < 0 ? -1 : r.pages[static_cast<std::size_t>(p / geometry_.page_size)];
-        slots_.push_back(
-            i < r.skip || page < 0 ? -1 : page * geometry_.page_size + p % geometry_.page_size);
-      }
-      starts_.push_back(static_cast<std::int32_t>(slots_.size()));
-      lengths_.push_back(static_cast<std::int32_t>(r.length));
-    }
-    return build();
-  }
-
-  Status build() { return directory->build(input(), &plan); }
-
-  StepInput input() {
-    StepInput in;
-    in.num_requests = static_cast<int>(lengths_.size());
-    in.block_table = table_.data();
-    in.block_table_stride = 16;
-    in.query_start = starts_.data();
-    in.seq_lens = lengths_.data();
-    in.slot_mapping = slots_.data();
-    in.num_tokens = static_cast<std::int64_t>(slots_.size());
-    in.num_pages = pages_;
-    return in;
-  }
-
-  // Positions of request r that the plan's spans cover.
-  std::vector<bool> covered(std::size_t r) const {
-    const RequestPlan& request = plan.requests[r];
-    std::vector<bool> out(static_cast<std::size_t>(request.seq_len));
-    std::int64_t last = 0;
-    for (std::int64_t i = 0; i < request.num_spans; ++i) {
-      const ShadowSpan& s = request.spans[i];
-      EXPECT_GE(s.begin, last);
-      EXPECT_LT(s.begin, s.end);
-      EXPECT_LE(s.end, request.seq_len);
-      EXPECT_EQ(s.begin / rule_.group_tokens, (s.end - 1) / rule_.group_tokens);
-      EXPECT_EQ(s.row, s.begin % rule_.group_tokens);
-      last = s.end;
-      for (std::int64_t p = s.begin; p < s.end; ++p) out[static_cast<std::size_t>(p)] = true;
-    }
-    return out;
-  }
-
-  StepPlan plan;
-  std::unique_ptr<ShadowDirectory> directory;
-  PageGeometry geometry_;
-  ShadowRule rule_;
-  std::int64_t pages_;
-  std::vector<std::int32_t> table_, starts_, lengths_;
-  std::vector<std::int64_t> slots_;
-};
-
-std::vector<std::int32_t> pages_of(int first, int n) {
-  std::vector<std::int32_t> out;
-  for (int i = 0; i < n; ++i) out.push_back(first + i);
-  return out;
-}
 
 TEST(ShadowRuleTest, TailBegin) {
   ShadowRule rule{16, 64, 16, false, 128};
@@ -119,7 +28,7 @@ TEST(ShadowRuleTest, TailBegin) {
 TEST(ShadowDirectoryTest, PositionsInBf16FollowTheRuleAtEveryLength) {
   for (const int sink : {0, 4, 16, 40}) {
     for (const int tail : {0, 16, 64, 100}) {
-      Bench b(sink, tail, 64);
+      DirectoryBench b(sink, tail, 64);
       for (std::int64_t n = 1; n <= 400; ++n) {
         ASSERT_TRUE(b.step({{pages_of(3, 7), n, 1}}).ok());
         const std::vector<bool> covered = b.covered(0);
@@ -135,7 +44,7 @@ TEST(ShadowDirectoryTest, PositionsInBf16FollowTheRuleAtEveryLength) {
 }
 
 TEST(ShadowDirectoryTest, TheBf16PartIsBoundedOverManySteps) {
-  Bench b(16, 64, 8, false, Format::kNvfp4, 64, 128);
+  DirectoryBench b(16, 64, 8, false, Format::kNvfp4, 64, 128);
   // 8 slots: sink, five tail groups, one more while a group completes, one spare.
   for (std::int64_t n = 1; n <= 900; ++n) {
     ASSERT_TRUE(b.step({{pages_of(0, 15), n, 1}}).ok());
@@ -150,7 +59,7 @@ TEST(ShadowDirectoryTest, TheBf16PartIsBoundedOverManySteps) {
 
 TEST(ShadowDirectoryTest, ShortSequencesAreAllBf16) {
   for (const std::int64_t n : {0, 1, 2, 15, 16, 17, 80}) {
-    Bench b(16, 64, 16);
+    DirectoryBench b(16, 64, 16);
     ASSERT_TRUE(b.step({{pages_of(0, 2), n, n}}).ok());
     const auto covered = b.covered(0);
     EXPECT_EQ(std::count(covered.begin(), covered.end(), true), n);
@@ -158,7 +67,7 @@ TEST(ShadowDirectoryTest, ShortSequencesAreAllBf16) {
 }
 
 TEST(ShadowDirectoryTest, AGroupEnteredInItsMiddleKeepsItsSlotWhenItCompletes) {
-  Bench b(0, 0, 4);
+  DirectoryBench b(0, 0, 4);
   ASSERT_TRUE(b.step({{pages_of(0, 4), 10, 10}}).ok());
   const std::int32_t slot = b.directory->find(0, 0);
   ASSERT_GE(slot, 0);
@@ -175,7 +84,7 @@ TEST(ShadowDirectoryTest, AGroupEnteredInItsMiddleKeepsItsSlotWhenItCompletes) {
 }
 
 TEST(ShadowDirectoryTest, ARecycledPageDropsItsStaleEntries) {
-  Bench b(16, 64, 64);
+  DirectoryBench b(16, 64, 64);
   ASSERT_TRUE(b.step({{pages_of(0, 2), 100, 100}}).ok());
   EXPECT_GE(b.directory->find(1, 0), 0);
   EXPECT_GE(b.directory->find(0, 2), 0);
@@ -188,7 +97,7 @@ TEST(ShadowDirectoryTest, ARecycledPageDropsItsStaleEntries) {
 }
 
 TEST(ShadowDirectoryTest, SinksAreSharedByPage) {
-  Bench b(16, 64, 64);
+  DirectoryBench b(16, 64, 64);
   ASSERT_TRUE(b.step({{{0, 1, 2}, 128, 128}}).ok());
   const std::int32_t sink = b.directory->find(0, 0);
   ASSERT_TRUE(b.step({{{0, 1, 3}, 140, 12}, {{0, 1, 4}, 130, 2}}).ok());
@@ -200,7 +109,7 @@ TEST(ShadowDirectoryTest, SinksAreSharedByPage) {
 }
 
 TEST(ShadowDirectoryTest, APrefixHitWithoutRowsIsCounted) {
-  Bench b(16, 64, 64);
+  DirectoryBench b(16, 64, 64);
   ASSERT_TRUE(b.step({{pages_of(0, 5), 300, 300}}).ok());
   // Hits two full pages (128 tokens) and goes on with one token in a page of its own.
   ASSERT_TRUE(b.step({{{0, 1, 9}, 129, 1}}).ok());
@@ -210,43 +119,15 @@ TEST(ShadowDirectoryTest, APrefixHitWithoutRowsIsCounted) {
 }
 
 TEST(ShadowDirectoryTest, ReproducibleModeNeedsNoRowsBeforeThePage) {
-  Bench b(16, 64, 64, true);
+  DirectoryBench b(16, 64, 64, true);
   ASSERT_TRUE(b.step({{pages_of(0, 5), 300, 300}}).ok());
   ASSERT_TRUE(b.step({{{0, 1, 9}, 129, 1}}).ok());
   EXPECT_EQ(b.plan.counters.missing_tokens, 0U);
 }
 
-TEST(ShadowDirectoryTest, AStarvedPoolDropsTailsFirstAndCountsAll) {
-  Bench b(16, 64, 3);
-  std::uint64_t refused = 0;
-  for (std::int64_t n = 1; n <= 300; ++n) {
-    ASSERT_TRUE(b.step({{pages_of(0, 5), n, 1}}).ok());
-    EXPECT_EQ(b.plan.counters.lost_partial_groups, 0U) << n;
-    EXPECT_GE(b.directory->find(0, 0), 0) << "the sink goes last";
-    const auto covered = b.covered(0);
-    const auto got = std::count(covered.begin(), covered.end(), true);
-    std::int64_t asked = 0;
-    for (std::int64_t p = 0; p < n; ++p) asked += p < 16 || p >= b.rule_.tail_begin(n) ? 1 : 0;
-    EXPECT_EQ(static_cast<std::int64_t>(b.plan.counters.missing_tokens), asked - got);
-    refused += b.plan.counters.refused_groups;
-  }
-  EXPECT_EQ(refused, 0U);  // tails were dropped, never the group that was being written
-  EXPECT_GT(b.directory->totals().evicted_slots, 0U);
-  EXPECT_GT(b.directory->totals().missing_tokens, 0U);
-
-  Bench none(16, 64, 0);
-  for (std::int64_t n = 1; n <= 40; ++n) {
-    ASSERT_TRUE(none.step({{pages_of(0, 5), n, 1}}).ok());
-    EXPECT_EQ(none.plan.counters.missing_tokens, static_cast<std::uint64_t>(n));
-    EXPECT_EQ(none.plan.counters.lost_partial_groups, n % 16 == 1 ? 0U : 1U);
-    EXPECT_EQ(none.plan.counters.refused_groups, 1U);
-    EXPECT_EQ(none.plan.writes[0].slot, -1);
-  }
-}
-
 TEST(ShadowDirectoryTest, RowsFormatsWithoutRuleNeedNoSlots) {
   for (const Format f : {Format::kBf16, Format::kFp8E4m3, Format::kNvfp4Rows}) {
-    Bench b(0, 0, 0, false, f);
+    DirectoryBench b(0, 0, 0, false, f);
     EXPECT_EQ(min_shadow_slots(b.rule_, 8), 0);
     for (std::int64_t n = 1; n <= 100; ++n) {
       ASSERT_TRUE(b.step({{pages_of(0, 5), n, 1}}).ok());
@@ -258,24 +139,8 @@ TEST(ShadowDirectoryTest, RowsFormatsWithoutRuleNeedNoSlots) {
   }
 }
 
-TEST(ShadowDirectoryTest, MinimumSlotsAreEnoughForDecode) {
-  for (const int requests : {1, 3, 8}) {
-    Bench b(16, 64, 0);
-    const std::int32_t floor = min_shadow_slots(b.rule_, requests);
-    b.directory = ShadowDirectory::make(b.geometry_, b.rule_, {64, floor, requests}).take();
-    for (std::int64_t n = 1; n <= 200; ++n) {
-      std::vector<Row> rows;
-      for (int r = 0; r < requests; ++r) rows.push_back({pages_of(8 * r, 4), n, 1});
-      ASSERT_TRUE(b.step(rows).ok());
-      EXPECT_EQ(b.plan.counters.lost_partial_groups, 0U);
-      EXPECT_EQ(b.plan.counters.refused_groups, 0U);
-      for (int r = 0; r < requests; ++r) EXPECT_GE(b.directory->find(8 * r, 0), 0);
-    }
-  }
-}
-
 TEST(ShadowDirectoryTest, RejectedDraftsAreRewritten) {
-  Bench b(0, 0, 8);
+  DirectoryBench b(0, 0, 8);
   ASSERT_TRUE(b.step({{pages_of(0, 3), 126, 126}}).ok());
   ASSERT_TRUE(b.step({{pages_of(0, 3), 131, 5}}).ok());  // crosses a group and a page
   ASSERT_TRUE(b.step({{pages_of(0, 3), 129, 1}}).ok());  // two of five were accepted, one new
@@ -296,7 +161,7 @@ TEST(ShadowDirectoryTest, RandomChunksCoverTheSamePositions) {
   std::mt19937 engine(11);
   for (const bool reproducible : {false, true}) {
     for (int trial = 0; trial < 30; ++trial) {
-      Bench b(16, 64, 200, reproducible);
+      DirectoryBench b(16, 64, 200, reproducible);
       std::int64_t n = 0;
       while (n < 350) {
         const std::int64_t steps[] = {1, 3, 8, 17, 130};
@@ -321,85 +186,8 @@ TEST(ShadowDirectoryTest, RandomChunksCoverTheSamePositions) {
   }
 }
 
-TEST(ShadowDirectoryTest, PaddingAndEmptyRequests) {
-  Bench b(16, 64, 8);
-  ASSERT_TRUE(b.step({{pages_of(0, 2), 5, 5}, {{}, 0, 0}, {pages_of(4, 2), 70, 0}}).ok());
-  EXPECT_EQ(b.plan.requests.size(), 3U);
-  EXPECT_EQ(b.plan.writes.size(), 1U);
-  // More query rows than tokens: the rows before the first token have no position.
-  ASSERT_TRUE(b.step({{pages_of(0, 2), 1, 4, 3}}).ok());
-  EXPECT_EQ(b.plan.writes.size(), 1U);
-  EXPECT_EQ(b.plan.writes[0].source, 3);
-  ASSERT_TRUE(b.step({}).ok());
-  EXPECT_TRUE(b.plan.requests.empty());
-}
-
-TEST(ShadowDirectoryTest, SkippedRowsAreNotWritten) {
-  Bench b(16, 64, 8);
-  ASSERT_TRUE(b.step({{pages_of(0, 2), 5, 5}}).ok());
-  b.slots_ = {5, -1, -1, 8, 9};
-  b.starts_ = {0, 1, 3, 5};
-  b.lengths_ = {6, 80, 10};
-  b.table_.resize(48);
-  const std::vector<std::int32_t> two = {6, 7};
-  std::copy(two.begin(), two.end(), b.table_.begin() + 16);
-  b.table_[32] = 0;
-  // Request 2 continues page 0 where request 0 stops: two writes into one group.
-  EXPECT_EQ(b.build().code(), StatusCode::kInvalidArgument);
-  b.table_[32] = 9;
-  b.slots_ = {5, -1, -1, 9 * 64 + 8, 9 * 64 + 9};
-  ASSERT_TRUE(b.build().ok());
-  ASSERT_EQ(b.plan.writes.size(), 2U);
-  EXPECT_EQ(b.plan.writes[0].page, 0);
-  EXPECT_EQ(b.plan.writes[1].page, 9);
-  EXPECT_EQ(b.plan.writes[1].source, 3);
-}
-
-TEST(ShadowDirectoryTest, BadInputIsRefusedAndChangesNothing) {
-  Bench b(16, 64, 8);
-  ASSERT_TRUE(b.step({{pages_of(0, 2), 70, 70}}).ok());
-  const std::int32_t used = b.directory->used_slots();
-  auto expect = [&](StatusCode code, auto change) {
-    ASSERT_TRUE(b.step({{pages_of(0, 2), 71, 1}}).ok());
-    const std::vector<std::int32_t> table = b.table_;
-    change();
-    StepPlan plan;
-    const Status status = b.directory->build(b.input(), &plan);
-    EXPECT_EQ(status.code(), code) << status.message();
-    EXPECT_FALSE(status.message().empty());
-    EXPECT_TRUE(plan.requests.empty() && plan.writes.empty());
-    EXPECT_EQ(b.directory->used_slots(), used);
-  };
-  const StatusCode range = StatusCode::kOutOfRange;
-  const StatusCode bad = StatusCode::kInvalidArgument;
-  expect(range, [&] { b.table_[0] = 64; });
-  expect(range, [&] { b.table_[1] = std::numeric_limits<std::int32_t>::max(); });
-  expect(bad, [&] { b.table_[1] = -1; });  // the slot says otherwise
-  expect(range, [&] { b.lengths_[0] = -1; });
-  expect(range, [&] { b.lengths_[0] = 64 * 16 + 1; });
-  expect(range, [&] { b.starts_[1] = 2; });
-  expect(range, [&] { b.starts_[0] = -1; });
-  expect(range, [&] { b.starts_ = {1, 0}; });
-  expect(bad, [&] { b.slots_[0] = 5; });
-  expect(range, [&] { b.slots_[0] = 64 * 64; });
-  expect(range, [&] { b.slots_[0] = std::numeric_limits<std::int64_t>::max(); });
-  expect(bad, [&] { b.slots_.push_back(3); });  // a padding row with a slot
-  expect(range, [&] { b.pages_ = 65; });
-  b.pages_ = 64;
-  EXPECT_EQ(b.directory->build(b.input(), nullptr).code(), bad);
-  StepInput in = b.input();
-  in.slot_mapping = nullptr;
-  EXPECT_EQ(b.directory->build(in, &b.plan).code(), bad);
-  in = b.input();
-  in.block_table = nullptr;
-  EXPECT_EQ(b.directory->build(in, &b.plan).code(), bad);
-  in = b.input();
-  in.num_requests = 17;
-  EXPECT_EQ(b.directory->build(in, &b.plan).code(), range);
-}
-
 TEST(ShadowDirectoryTest, DroppedPagesMayBeNegative) {
-  Bench b(16, 64, 16);
+  DirectoryBench b(16, 64, 16);
   ASSERT_TRUE(b.step({{pages_of(0, 4), 200, 200}}).ok());
   ASSERT_TRUE(b.step({{{-1, -7, 2, 3}, 201, 1}}).ok());
   EXPECT_EQ(b.plan.requests[0].pages[0], -1);
@@ -408,31 +196,13 @@ TEST(ShadowDirectoryTest, DroppedPagesMayBeNegative) {
 }
 
 TEST(ShadowDirectoryTest, ForgetDropsAPage) {
-  Bench b(16, 64, 16);
+  DirectoryBench b(16, 64, 16);
   ASSERT_TRUE(b.step({{pages_of(0, 4), 100, 100}}).ok());
   const std::int32_t used = b.directory->used_slots();
   b.directory->forget(0);
   b.directory->forget(1000);
   for (int g = 0; g < 4; ++g) EXPECT_EQ(b.directory->find(0, g), -1);
   EXPECT_LT(b.directory->used_slots(), used);
-}
-
-TEST(ShadowDirectoryTest, MakeChecksItsArguments) {
-  const PageGeometry g = PageGeometry::make(Format::kNvfp4, FragmentOrder::kQuad, 64, 128).take();
-  const ShadowRule rule = make_shadow_rule(g, 16, 64, false);
-  EXPECT_FALSE(ShadowDirectory::make(g, rule, {0, 1, 1}).ok());
-  EXPECT_FALSE(ShadowDirectory::make(g, rule, {1, -1, 1}).ok());
-  EXPECT_FALSE(ShadowDirectory::make(g, rule, {1, 1, 0}).ok());
-  ShadowRule other = rule;
-  other.page_size = 64;
-  EXPECT_FALSE(ShadowDirectory::make(g, other, {1, 1, 1}).ok());
-  other = rule;
-  other.sink_tokens = -1;
-  EXPECT_FALSE(ShadowDirectory::make(g, other, {1, 1, 1}).ok());
-  other = rule;
-  other.tail_tokens = -1;
-  EXPECT_FALSE(ShadowDirectory::make(g, other, {1, 1, 1}).ok());
-  EXPECT_TRUE(ShadowDirectory::make(g, rule, {1, 1, 1}).ok());
 }
 
 }  // namespace

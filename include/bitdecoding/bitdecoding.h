@@ -148,6 +148,9 @@ BD_API bd_status bd_steps_create(bd_runtime* runtime, const bd_steps_options* op
                                  bd_steps** steps);
 BD_API void bd_steps_destroy(bd_steps* steps);
 BD_API bd_status bd_steps_build(bd_steps* steps, const bd_step_input* input);
+/* Drops the BF16 rows of a page whose bytes the caller has replaced (an imported page, say): they
+ * would be read in place of its codes. The steps have no plan until the next bd_steps_build. */
+BD_API bd_status bd_steps_forget(bd_steps* steps, int64_t page);
 
 /* ---- the verbs ---------------------------------------------------------------------------------
  */

@@ -85,6 +85,19 @@ Status build(bd_steps* steps, const bd_step_input& in) {
   return {};
 }
 
+Status forget(bd_steps* steps, std::int64_t page) {
+  if (page < 0 || page >= steps->num_pages) {
+    return {StatusCode::kOutOfRange, fmt::format("page is {}; expected 0 to {}, the pages that the "
+                                                 "steps were made for",
+                                                 page, steps->num_pages - 1)};
+  }
+  steps->built = false;  // a plan may name the page's slots
+  steps->directory->forget(page);
+  const std::lock_guard<std::mutex> lock(steps->runtime->mutex);
+  steps->snapshot.used_slots = steps->directory->used_slots();
+  return {};
+}
+
 std::uint64_t relaxed(const std::uint64_t& counter) {
   return __atomic_load_n(&counter, __ATOMIC_RELAXED);
 }
@@ -142,6 +155,13 @@ bd_status bd_steps_build(bd_steps* steps, const bd_step_input* input) {
     if (Status s = capi::check_struct(input, "bd_step_input"); !s.ok()) return s;
     if (steps == nullptr) return capi::invalid("the steps are null");
     return capi::build(steps, *input);
+  });
+}
+
+bd_status bd_steps_forget(bd_steps* steps, int64_t page) {
+  return capi::guarded([&]() -> Status {
+    if (steps == nullptr) return capi::invalid("the steps are null");
+    return capi::forget(steps, page);
   });
 }
 

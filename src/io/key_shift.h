@@ -40,6 +40,12 @@ Result<KeyShift> parse_key_shift(const std::string& name, std::span<const std::u
 // A sidecar of another model: layers, KV heads or head_dim differ.
 Status check_key_shift(const KeyShift& sidecar, int num_layers, int total_kv_heads, int head_dim);
 
+// One sidecar of the parts that the ranks of a tensor-parallel model wrote, each some heads of all
+// layers (metadata "kv_heads" and "total_kv_heads"), in any order. Ranks that share a head wrote
+// the same means: the first part counts, and another that differs is refused, as are parts of
+// different models and a head that no part has.
+Result<KeyShift> join_key_shift(const std::vector<KeyShift>& parts);
+
 // Writes values and metadata (with "version" set) through a temporary file.
 Status save_key_shift(const KeyShift& sidecar, const std::string& path);
 

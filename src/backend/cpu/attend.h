@@ -2,7 +2,6 @@
 // results.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "backend/cpu/decode_kernels.h"
 #include "backend/cpu/dequantize_kernels.h"
 #include "backend/cpu/float_kernels.h"
+#include "backend/cpu/thread_pool.h"
 #include "bitdecoding/attend.h"
 
 namespace bitdecoding::cpu {
@@ -19,10 +19,6 @@ struct AttendKernels {
   const DequantizeKernels* dequantize = nullptr;
   const FloatKernels* tile = nullptr;
 };
-
-// Runs body(item, thread) for items [0, n).
-using ParallelFor =
-    std::function<void(std::int64_t n, const std::function<void(std::int64_t, int)>& body)>;
 
 // Memory of one call, kept between calls.
 struct AttendScratch;

@@ -13,6 +13,10 @@
 
 namespace bitdecoding::cpu {
 
+// Runs body(item, thread) for items [0, n).
+using ParallelFor =
+    std::function<void(std::int64_t n, const std::function<void(std::int64_t, int)>& body)>;
+
 // CPUs of the calling thread's affinity mask, at least 1.
 int affinity_cpus();
 

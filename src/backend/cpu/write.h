@@ -2,16 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
+#include "backend/cpu/thread_pool.h"
 #include "backend/cpu/write_kernels.h"
 #include "bitdecoding/quantize.h"
 
 namespace bitdecoding::cpu {
-
-// Runs body(item, thread) for items [0, n).
-using ParallelFor =
-    std::function<void(std::int64_t n, const std::function<void(std::int64_t, int)>& body)>;
 
 // `params` has been validated (backend/validate.h). An empty `parallel` runs on the caller. Two
 // items never touch the same byte: a plan has one write a group.
