@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <new>
+#include <stdexcept>
 #include <thread>
 
 #include "backend/cpu/cpu_backend.h"
@@ -39,6 +41,46 @@ TEST(ThreadPool, NoItemsAndOneItemReturn) {
   EXPECT_EQ(calls, 0);
   pool.run(1, [&](std::int64_t, int) { ++calls; });
   EXPECT_EQ(calls, 1);
+}
+
+TEST(ThreadPool, AnItemThatThrowsEndsItsCallAndNoMore) {
+  cpu::ThreadPool pool(3);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> inside{0};
+    EXPECT_THROW(pool.run(64,
+                          [&](std::int64_t item, int) {
+                            ++inside;
+                            if (item == round) throw std::runtime_error("an item failed");
+                            --inside;
+                          }),
+                 std::runtime_error);
+    EXPECT_EQ(inside.load(), 1);  // the one that threw: all others have left
+    std::atomic<int> calls{0};
+    pool.run(64, [&](std::int64_t, int) { ++calls; });
+    EXPECT_EQ(calls.load(), 64);
+  }
+}
+
+TEST(CpuBackend, AnExceptionOfTheCallersThreadsIsAnError) {
+  BackendOptions options;
+  bool fails = false;
+  options.parallel_for = [&](std::int64_t n, const std::function<void(std::int64_t)>& body) {
+    if (fails) throw std::bad_alloc();
+    for (std::int64_t i = 0; i < n; ++i) body(i);
+  };
+  World w(WorldOptions{});
+  Result<std::unique_ptr<Backend>> backend = make_backend("cpu", options);
+  ASSERT_TRUE(backend.ok());
+  w.backend = backend.take();
+  const int s = w.add_sequence({7, 3, 11});
+  ASSERT_TRUE(w.step({{s, iota_tokens(0, 20), 0}}).status.ok());
+  ASSERT_TRUE(w.plan_step({{s, iota_tokens(20, 20), 0}}).ok());
+  fails = true;
+  EXPECT_EQ(w.write().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(w.attend().status.code(), StatusCode::kResourceExhausted);
+  fails = false;
+  EXPECT_TRUE(w.write().ok());
+  EXPECT_TRUE(w.attend().status.ok());
 }
 
 // Lets several worlds use one backend.

@@ -20,10 +20,7 @@ struct BackendOptions {
   // Runs body(i) for i in [0, n) on the caller's threads and returns when all are done; empty =
   // the backend's own pool.
   std::function<void(std::int64_t n, const std::function<void(std::int64_t)>& body)> parallel_for;
-  std::string isa;  // cpu: empty = best of this machine; else a name of supported_isas()
-  // Bounds of the workspace, allocated once. 0 = grows on demand.
-  std::int64_t max_seq_len = 0;
-  std::int64_t max_step_tokens = 0;
+  std::string isa;  // `cpu`: empty = best of this machine; else a name of supported_isas()
 };
 
 class Backend {
@@ -34,7 +31,11 @@ class Backend {
   virtual int num_threads() const = 0;
   virtual FragmentOrder fragment_order() const = 0;  // of the pages it reads and writes
 
-  // All plan.writes of one layer. Thread-safe for different layers.
+  // write, attend and gather validate their params before they touch memory and may be called at
+  // once for different layers; calls for one layer are the caller's to order. Workspace grows to
+  // the largest step seen and is kept; kResourceExhausted when there is no memory for it.
+
+  // All plan.writes of one layer.
   virtual Status write(const WriteParams& params) = 0;
   // All plan.requests of one layer. Rows of `output` outside every request are left alone.
   virtual Status attend(const AttendParams& params) = 0;

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <exception>
+#include <mutex>
+#include <new>
+
 #include "backend/cpu/attend.h"
 #include "backend/cpu/gather.h"
 #include "backend/cpu/isa.h"
@@ -11,6 +15,36 @@
 
 namespace bitdecoding {
 namespace {
+
+// What a verb throws becomes a Status: memory may run out in any of its threads.
+template <class F>
+Status guarded(F&& verb) {
+  try {
+    return verb();
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kResourceExhausted,
+            "no memory is left for the workspace of this step; give it fewer or shorter requests"};
+  } catch (const std::exception& error) {
+    return {StatusCode::kInternal, fmt::format("a thread of the step failed: {}", error.what())};
+  }
+}
+
+// The caller's threads see no exception of an item; it is thrown when they are done.
+void run_on_callers(
+    const std::function<void(std::int64_t, const std::function<void(std::int64_t)>&)>& callers,
+    std::int64_t n, const std::function<void(std::int64_t, int)>& body) {
+  std::mutex mutex;
+  std::exception_ptr first;
+  callers(n, [&](std::int64_t item) {
+    try {
+      body(item, 0);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (first == nullptr) first = std::current_exception();
+    }
+  });
+  if (first != nullptr) std::rethrow_exception(first);
+}
 
 class CpuBackend final : public Backend {
  public:
@@ -24,7 +58,7 @@ class CpuBackend final : public Backend {
     if (options.parallel_for) {
       parallel_ = [callers = options.parallel_for](
                       std::int64_t n, const std::function<void(std::int64_t, int)>& body) {
-        callers(n, [&body](std::int64_t item) { body(item, 0); });
+        run_on_callers(callers, n, body);
       };
     } else {
       parallel_ = [this](std::int64_t n, const std::function<void(std::int64_t, int)>& body) {
@@ -41,13 +75,13 @@ class CpuBackend final : public Backend {
   Status write(const WriteParams& params) override {
     if (Status status = validate_write(params); !status.ok()) return status;
     if (Status status = check_order(*params.layer); !status.ok()) return status;
-    return cpu::cpu_write(params, *write_kernels_, parallel_);
+    return guarded([&] { return cpu::cpu_write(params, *write_kernels_, parallel_); });
   }
 
   Status attend(const AttendParams& params) override {
     if (Status status = validate_attend(params); !status.ok()) return status;
     if (Status status = check_order(*params.layer); !status.ok()) return status;
-    return cpu::cpu_attend(params, attend_kernels_, parallel_, scratch_);
+    return guarded([&] { return cpu::cpu_attend(params, attend_kernels_, parallel_, scratch_); });
   }
 
   Status gather(const AttendParams& params, int request, int kv_head, std::int64_t begin,
@@ -57,7 +91,9 @@ class CpuBackend final : public Backend {
       return status;
     }
     if (Status status = check_order(*params.layer); !status.ok()) return status;
-    return cpu::cpu_gather(params, attend_kernels_, request, kv_head, begin, end, key, value);
+    return guarded([&] {
+      return cpu::cpu_gather(params, attend_kernels_, request, kv_head, begin, end, key, value);
+    });
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -51,7 +52,15 @@ void ThreadPool::drain(int thread) {
   for (;;) {
     const std::int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
     if (item >= count_) return;
-    (*body_)(item, thread);
+    try {
+      (*body_)(item, thread);
+    } catch (...) {
+      // Leaving a worker's function would end the process, and leaving the caller's would free what
+      // the workers still use.
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (error_ == nullptr) error_ = std::current_exception();
+      next_.store(count_, std::memory_order_relaxed);
+    }
   }
 }
 
@@ -81,6 +90,7 @@ void ThreadPool::run(std::int64_t n, const std::function<void(std::int64_t, int)
       std::this_thread::yield();
     }
   }
+  if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void ThreadPool::work(int thread) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -31,7 +32,9 @@ class ThreadPool {
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // body(item, thread) for every item of [0, n), in any order; returns when all are done. `thread`
-  // is in [0, num_threads). Calls from several threads are served one after another.
+  // is in [0, num_threads). Calls from several threads are served one after another. When an item
+  // throws, items that have not begun are left out, and run() throws the first exception once no
+  // thread is inside an item.
   void run(std::int64_t n, const std::function<void(std::int64_t, int)>& body);
 
  private:
@@ -47,6 +50,7 @@ class ThreadPool {
   std::atomic<std::int64_t> next_{0};
   std::atomic<int> busy_{0};
   std::atomic<std::uint64_t> generation_{0};
+  std::exception_ptr error_;  // of the current call; written under mutex_
   bool stop_ = false;
 };
 
