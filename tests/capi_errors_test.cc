@@ -96,6 +96,8 @@ TEST(CapiLayer, RefusesBadOptions) {
   EXPECT_HAS(error_of([](auto& o) { o.num_q_heads = -4; }), "num_q_heads is -4");
   EXPECT_HAS(error_of([](auto& o) { o.first_kv_head = 1; }), "first_kv_head is 1");
   EXPECT_HAS(error_of([](auto& o) { o.total_kv_heads = 1; }), "total_kv_heads is 1");
+  EXPECT_HAS(error_of([](auto& o) { o.num_q_heads = 17 * o.num_kv_heads; }),
+             "17 query heads for each KV head are not offered");
   EXPECT_HAS(error_of([](auto& o) { o.head_dim = 80; }), "80");
   EXPECT_HAS(error_of([](auto& o) { o.page_size = 96; }), "96");
   EXPECT_HAS(error_of([](auto& o) { o.sm_scale = 0; }), "sm_scale");

@@ -1,11 +1,16 @@
 // Files are read whole or not at all, and replaced whole or not at all.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <string>
+#include <thread>
 
 #include "io/file.h"
+#include "io/safetensors.h"
 #include "io/suggest.h"
 
 namespace bitdecoding {
@@ -36,6 +41,32 @@ TEST_F(FileTest, RoundTripAtTheLimit) {
 
 TEST_F(FileTest, AnEndlessFileIsCutAtTheLimit) {
   EXPECT_EQ(read_file("/dev/zero", 1000).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(FileTest, ANamedPipeWithoutAWriterIsNotWaitedFor) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  Result<std::string> text = read_file(path("pipe"), 1000);
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_EQ(text.take(), "");
+  const auto source = open_byte_source(path("pipe"));
+  EXPECT_EQ(source.status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(FileTest, ASlowPipeIsReadToItsEnd) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  std::thread writer([&] {
+    for (const char* part : {"one ", "two"}) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      EXPECT_GT(::write(ends[1], part, std::strlen(part)), 0);
+    }
+    ::close(ends[1]);
+  });
+  Result<std::string> text = read_file("/dev/fd/" + std::to_string(ends[0]), 1000);
+  writer.join();
+  ::close(ends[0]);
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_EQ(text.take(), "one two");
 }
 
 TEST_F(FileTest, ReplacingLeavesNoTemporaryFile) {

@@ -202,6 +202,9 @@ TEST(RecipeErrors, BrokenJson) {
   EXPECT_HAS(error_of(R"({"mode": "bf16",})"), "not valid JSON");
   EXPECT_HAS(error_of(R"({"mode": "bf16"} x)"), "not valid JSON");
   EXPECT_HAS(error_of("{\"mode\": \"bf16\xff\"}"), "not valid JSON");
+  using namespace std::string_literals;
+  EXPECT_HAS(error_of("{\"mode\": \"bf16\"}\0"s), "byte 16 is zero");
+  EXPECT_HAS(error_of("{\"mode\": \"bf16\"}\0, \"hadamard\": 7}"s), "byte 16 is zero");
   EXPECT_HAS(error_of("[]"), "must be a JSON object");
   EXPECT_HAS(error_of("\"bf16\""), "must be a JSON object");
   EXPECT_HAS(error_of(R"({"hadamard": true, "hadamard": false})"),

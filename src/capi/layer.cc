@@ -1,6 +1,7 @@
 // Layers: shapes, this rank's slice of the key means, learned sinks.
 #include <cmath>
 
+#include "backend/validate.h"
 #include "capi/internal.h"
 
 namespace bitdecoding::capi {
@@ -85,6 +86,8 @@ Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_layer_optio
   layer->config.geometry = geometry.value();
   layer->config.num_kv_heads = o.num_kv_heads;
   layer->config.num_q_heads = o.num_q_heads;
+  // Here and not at the first attention: a server must not load weights for it.
+  if (Status s = validate_group_size(layer->config); !s.ok()) return s;
   layer->config.key_rule = recipe.key_rule;
   layer->config.value_rule = recipe.value_rule;
   layer->config.hadamard = recipe.hadamard;

@@ -58,7 +58,10 @@ Status write_and_close(const std::string& path, std::string_view bytes) {
 }  // namespace
 
 Result<std::string> read_file(const std::string& path, std::int64_t max_bytes) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Non-blocking while it opens: a named pipe that nobody writes would wait forever. Reading waits
+  // for a writer that is there, and a pipe without one is empty.
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() >= 0) ::fcntl(file.get(), F_SETFL, O_RDONLY);
   if (file.get() < 0) {
     const int error = errno;
     return Status(error == ENOENT || error == ENOTDIR ? StatusCode::kNotFound : StatusCode::kIo,

@@ -64,6 +64,12 @@ Result<Json> parse_object(std::string_view text, std::string_view origin) {
     }
     return depth < kMaxDepth;  // false drops the value, so that nesting costs no memory
   };
+  // The parser takes a zero byte for the end of the text and would not see what follows it.
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    return invalid(origin, fmt::format("the recipe is not valid JSON (byte {} is zero); expected "
+                                       "an object such as {{\"mode\": \"bitdecoding-nvfp4\"}}",
+                                       zero));
+  }
   Json json = Json::parse(text.begin(), text.end(), observe, /*allow_exceptions=*/false);
   if (json.is_discarded() && !deep) {
     const std::size_t at = text.find_first_not_of(" \t\r\n");
