@@ -8,6 +8,8 @@ option(BITDECODING_BUILD_CUDA "Build the CUDA backend (needs the CUDA toolkit, 1
 set(BITDECODING_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPU architectures of the CUDA backend")
 option(BITDECODING_WERROR "Treat warnings as errors" ON)
 set(BITDECODING_SANITIZE "" CACHE STRING "Sanitizers for all targets, e.g. address,undefined or thread")
+set(BITDECODING_CPU_LEAVE_OUT "" CACHE STRING
+    "Instruction sets that the cpu backend is not compiled for, e.g. HWY_AVX3|HWY_AVX2")
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)

@@ -68,18 +68,6 @@ HWY_INLINE void mask_scores(std::uint64_t mask, float* HWY_RESTRICT scores) {
   }
 }
 
-HWY_INLINE void softcap_scores(float cap, float* HWY_RESTRICT scores) {
-  // tanh(x) = 1 - 2 / (e^2x + 1), with the exponent made non-positive by symmetry.
-  const DF df;
-  const VF one = hn::Set(df, 1.0F);
-  for (int i = 0; i < 64; i += kLanes) {
-    const VF x = hn::Mul(hn::LoadU(df, scores + i), hn::Set(df, 1.0F / cap));
-    const VF e = exp_non_positive(hn::Mul(hn::Abs(x), hn::Set(df, -2.0F)));
-    const VF t = hn::Div(hn::Sub(one, e), hn::Add(one, e));
-    hn::StoreU(hn::Mul(hn::CopySign(t, x), hn::Set(df, cap)), df, scores + i);
-  }
-}
-
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
 inline constexpr int kMaxHeadDim = 256;

@@ -123,18 +123,6 @@ inline void float_accumulate(const FloatTile& tile, const FloatState& state,
   accumulate_values(tile, state, probabilities, stride, nullptr);
 }
 
-HWY_INLINE void softcap_row(float cap, float* HWY_RESTRICT scores) {
-  // tanh(x) = (1 - e^-2|x|) / (1 + e^-2|x|) with x's sign.
-  const DF df;
-  const VF one = hn::Set(df, 1.0F);
-  for (int i = 0; i < 64; i += kLanes) {
-    const VF x = hn::Mul(hn::LoadU(df, scores + i), hn::Set(df, 1.0F / cap));
-    const VF e = exp_non_positive(hn::Mul(hn::Abs(x), hn::Set(df, -2.0F)));
-    const VF t = hn::Div(hn::Sub(one, e), hn::Add(one, e));
-    hn::StoreU(hn::Mul(hn::CopySign(t, x), hn::Set(df, cap)), df, scores + i);
-  }
-}
-
 HWY_INLINE float exp_scalar(float x) { return hn::GetLane(exp_non_positive(hn::Set(DF(), x))); }
 
 // Masked online softmax of one row: scores become probabilities relative to the new maximum.
@@ -183,7 +171,7 @@ inline void float_tile(const FloatTile& tile, const FloatState& all) {
     if (any == 0) continue;
     float_scores(tile, state, scores, 64);
     for (int r = 0; r < state.rows; ++r) {
-      if (all.softcap != 0.0F) softcap_row(all.softcap, scores + 64 * r);
+      if (all.softcap != 0.0F) softcap_scores(all.softcap, scores + 64 * r);
       keep[r] = softmax_row(tile.mask[begin + r], scores + 64 * r, all.max + begin + r,
                             all.sum + begin + r);
     }

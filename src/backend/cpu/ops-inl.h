@@ -144,6 +144,19 @@ HWY_INLINE VF exp_non_positive(VF x) {
   return hn::IfThenElseZero(hn::Ge(t, hn::Set(df, -125.0F)), value);
 }
 
+// cap * tanh(score / cap) for the 64 scores of a tile, in place.
+// tanh(x) = (1 - e^-2|x|) / (1 + e^-2|x|) with x's sign.
+HWY_INLINE void softcap_scores(float cap, float* HWY_RESTRICT scores) {
+  const DF df;
+  const VF one = hn::Set(df, 1.0F);
+  for (int i = 0; i < 64; i += kLanes) {
+    const VF x = hn::Mul(hn::LoadU(df, scores + i), hn::Set(df, 1.0F / cap));
+    const VF e = exp_non_positive(hn::Mul(hn::Abs(x), hn::Set(df, -2.0F)));
+    const VF t = hn::Div(hn::Sub(one, e), hn::Add(one, e));
+    hn::StoreU(hn::Mul(hn::CopySign(t, x), hn::Set(df, cap)), df, scores + i);
+  }
+}
+
 }  // namespace bitdecoding::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

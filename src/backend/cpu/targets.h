@@ -1,9 +1,17 @@
 // Which Highway targets the kernels are compiled for. Include before any Highway header.
 // x86: SSSE3 (the baseline: the kernels' files are compiled with -mssse3), AVX2, AVX3 (AVX-512).
 // Arm: NEON. Others are left out: each costs compile time and gains little over its neighbour.
+// A build may leave out more (BITDECODING_CPU_LEAVE_OUT in cmake/options.cmake): sanitized kernels
+// take a minute and more a target to compile.
 #pragma once
 
-#define HWY_DISABLED_TARGETS (HWY_SSE4 | HWY_SSE2)
+#ifndef BITDECODING_CPU_LEAVE_OUT
+#define BITDECODING_CPU_LEAVE_OUT 0
+#endif
+// SVE's vectors have no size that a compiler knows, so the kernels' arrays of vectors cannot be.
+#define HWY_DISABLED_TARGETS                                                             \
+  (HWY_SSE4 | HWY_SSE2 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | \
+   BITDECODING_CPU_LEAVE_OUT)
 #include <hwy/detect_targets.h>
 #ifndef HWY_SSE2  // Highway before 1.0.4 has no such target
 #define HWY_SSE2 0
