@@ -113,11 +113,6 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
     if (is_folder(options.model) && path_exists(beside)) {
       recipe->key_shift_file = absolute(beside.string());
       notes->push_back("key means from " + recipe->key_shift_file);
-    } else if (!options.recipe.empty()) {
-      return {StatusCode::kNotFound,
-              fmt::format("the recipe '{}' subtracts key means (key_shift), and there are none: no "
-                          "--key-shift, no key_shift_file and no '{}'. {}",
-                          options.recipe, beside.string(), kMakeKeyShift)};
     } else {
       recipe->key_shift = false;
       notes->push_back(fmt::format(

@@ -112,8 +112,8 @@ TEST_F(Cli, ServeWithoutKeyMeansWarnsOrRefuses) {
   // A recipe that asks for them: not served. One that does without is, and nothing is warned of.
   write("asks.json", R"({"mode": "bitdecoding-nvfp4", "key_shift": true})");
   const Outcome asks = program(serve("--dry-run --recipe " + path("asks.json")));
-  EXPECT_EQ(asks.code, 4);
-  EXPECT_HAS(asks.out, "there are none");
+  EXPECT_EQ(asks.code, 1);
+  EXPECT_HAS(asks.out, "key_shift is on");
   EXPECT_HAS(asks.out, "\"key_shift\": false");
   write("without.json", R"({"mode": "bitdecoding-nvfp4", "key_shift": false})");
   const Outcome without = program(serve("--dry-run --recipe " + path("without.json")));
