@@ -130,6 +130,11 @@ TensorView World::view(const std::vector<std::uint8_t>& data, int heads) const {
   return {data.data(), options.dtype, std::int64_t{heads} * options.head_dim, options.head_dim};
 }
 
+float World::faulty(char tensor, std::int64_t position, int dim, float x) const {
+  const WorldOptions::Fault& f = options.fault;
+  return f.tensor == tensor && f.position == position && f.dim == dim ? f.value : x;
+}
+
 void World::fill_tensors(const std::vector<Work>& work) {
   const auto element = static_cast<std::size_t>(dtype_bytes(options.dtype));
   const auto kv = static_cast<std::size_t>(num_tokens_ * options.num_kv_heads * options.head_dim);
@@ -146,12 +151,15 @@ void World::fill_tensors(const std::vector<Work>& work) {
       for (int d = 0; d < options.head_dim; ++d) {
         for (int h = 0; h < options.num_kv_heads; ++h) {
           const std::int64_t i = (row * options.num_kv_heads + h) * options.head_dim + d;
-          store_element(key_.data(), options.dtype, i, key_of(token, position, h, d));
-          store_element(value_.data(), options.dtype, i, value_of(token, position, h, d));
+          store_element(key_.data(), options.dtype, i,
+                        faulty('k', position, d, key_of(token, position, h, d)));
+          store_element(value_.data(), options.dtype, i,
+                        faulty('v', position, d, value_of(token, position, h, d)));
         }
         for (int h = 0; h < options.num_q_heads; ++h) {
           const std::int64_t i = (row * options.num_q_heads + h) * options.head_dim + d;
-          store_element(query_.data(), options.dtype, i, query_of(token, position, h, d));
+          store_element(query_.data(), options.dtype, i,
+                        faulty('q', position, d, query_of(token, position, h, d)));
         }
       }
       ++row;

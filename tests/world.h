@@ -37,6 +37,13 @@ struct WorldOptions {
   std::uint8_t fill = 0x7F;   // what the pools hold before the first write
   Arithmetic arithmetic = Arithmetic::kWide;
   std::int64_t page_padding = 0;  // bytes between pages
+  // One element of every head that is not what key_of, value_of or query_of says.
+  struct Fault {
+    char tensor = 0;  // 'k', 'v', 'q'; 0 = none
+    std::int64_t position = 0;
+    int dim = 0;
+    float value = 0.0F;
+  } fault;
 };
 
 struct Work {
@@ -95,6 +102,7 @@ class World {
 
  private:
   void fill_tensors(const std::vector<Work>& work);
+  float faulty(char tensor, std::int64_t position, int dim, float x) const;
   TensorView view(const std::vector<std::uint8_t>& data, int heads) const;
 
   std::vector<float> key_shift_;

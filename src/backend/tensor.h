@@ -32,6 +32,9 @@ inline float storable(float x, std::uint64_t* non_finite) {
   return 0.0F;
 }
 
+// The same rule where a step's own rows are read as they came: what cannot be stored is zero.
+inline float attendable(float x) { return std::isfinite(round_to_bf16(x)) ? x : 0.0F; }
+
 inline void store_element(void* data, DType dtype, std::int64_t index, float x) {
   switch (dtype) {
     case DType::kF32:

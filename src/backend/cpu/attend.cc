@@ -26,6 +26,13 @@ struct ThreadScratch {
   std::vector<std::uint64_t> masks;
 };
 
+bool all_finite(const float* x, int n) {
+  // Zero times anything finite is zero: a sum without branches.
+  float sum = 0.0F;
+  for (int i = 0; i < n; ++i) sum += 0.0F * x[i];
+  return sum == 0.0F;
+}
+
 ThreadScratch& thread_scratch() {
   thread_local ThreadScratch scratch;
   return scratch;
@@ -50,6 +57,8 @@ class AttendCall {
   void float_tiles(const AttendItem& item, const AttendGroup& group, const RequestRows& rows,
                    const TileSource& source, const PartialView& partial);
   void merge(const AttendGroup& group, const RequestRows& rows);
+  void store_result(const RequestRows& rows, std::int64_t row, int head, const float* out,
+                    float max, float sum);
   void fail(const AttendGroup& group, std::int64_t tile);
   void count_corrupt(int n) {
     if (n != 0 && params_.corrupt_scales != nullptr) {
@@ -106,8 +115,7 @@ void AttendCall::run_item(std::int64_t index) {
   if (scratch_.pending[item.group].fetch_sub(1, std::memory_order_acq_rel) == 1) merge(group, rows);
 }
 
-// ---- codes as integers
-// ---------------------------------------------------------------------------
+// ---- codes as integers ----
 
 void AttendCall::pages_integer(const AttendItem& item, const AttendGroup& group,
                                const RequestRows& rows, const TileSource& source,
@@ -165,8 +173,7 @@ void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group,
   }
 }
 
-// ---- float tiles: dequantized pages, or BF16 rows
-// ------------------------------------------------
+// ---- float tiles: dequantized pages, or BF16 rows ----
 
 void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group,
                              const RequestRows& rows, const TileSource& source,
@@ -208,8 +215,7 @@ void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group,
   }
 }
 
-// ---- merge
-// ---------------------------------------------------------------------------------------
+// ---- merge ----
 
 void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
   ThreadScratch& scratch = thread_scratch();
@@ -217,7 +223,6 @@ void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
   for (int r = 0; r < group.rows; ++r) {
     const std::int64_t row = group.first_row + r;
     const int head = group.kv_head * rows.group_size() + static_cast<int>(row % rows.group_size());
-    const std::int64_t token = rows.request().query_begin + row / rows.group_size();
     float max = params_.attn_sink == nullptr ? -kInfinity : params_.attn_sink[head];
     for (int i = 0; i < group.num_items; ++i) {
       max =
@@ -235,12 +240,26 @@ void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
       const float* in = part.out + static_cast<std::int64_t>(r) * head_dim_;
       for (int d = 0; d < head_dim_; ++d) scratch.merged[d] += weight * in[d];
     }
-    store_row(params_, token, head, scratch.merged.data(), sum == 0.0F ? 0.0F : 1.0F / sum);
-    if (params_.lse != nullptr) {
-      params_.lse[token * params_.layer->num_q_heads + head] =
-          sum == 0.0F ? -kInfinity : max + std::log(sum);
-    }
+    store_result(rows, row, head, scratch.merged.data(), max, sum);
   }
+}
+
+// A query that is not finite must show: integer arithmetic and maxima would make a number of it.
+void AttendCall::store_result(const RequestRows& rows, std::int64_t row, int head, const float* out,
+                              float max, float sum) {
+  const std::int64_t token = row / rows.group_size();
+  const std::int64_t tensor_row = rows.request().query_begin + token;
+  ThreadScratch& scratch = thread_scratch();
+  scratch.query.resize(std::max(scratch.query.size(), static_cast<std::size_t>(head_dim_)));
+  load_row(params_.query, tensor_row, head, head_dim_, scratch.query.data());
+  const bool sees = rows.chunk_begin() + token >= 0;
+  float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
+  float lse = sum == 0.0F ? -kInfinity : max + std::log(sum);
+  if (sees && !all_finite(scratch.query.data(), head_dim_)) {
+    scale = lse = std::numeric_limits<float>::quiet_NaN();
+  }
+  store_row(params_, tensor_row, head, out, scale);
+  if (params_.lse != nullptr) params_.lse[tensor_row * params_.layer->num_q_heads + head] = lse;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/cpu/query.h"
+#include "backend/tensor.h"
 #include "numeric/bf16.h"
 
 namespace bitdecoding::cpu {
@@ -16,9 +17,12 @@ void store_key_column(const float* key, int head_dim, int token, FloatTileBuffer
   for (int d = 0; d < head_dim; ++d) buffer->key[d * kTileTokens + token] = key[d];
 }
 
-// As a shadow slot would hold the row: BF16, non-finite values zero.
-void round_row(float* row, int n) {
-  for (int d = 0; d < n; ++d) row[d] = std::isfinite(row[d]) ? round_to_bf16(row[d]) : 0.0F;
+// A row of the step as attend sees it: in reproducible mode what a shadow slot would hold.
+void clean_row(float* row, int n, bool round) {
+  for (int d = 0; d < n; ++d) {
+    const float x = attendable(row[d]);
+    row[d] = round ? round_to_bf16(x) : x;
+  }
 }
 
 }  // namespace
@@ -69,10 +73,8 @@ void TileSource::load_chunk_rows(std::int64_t base, FloatTileBuffer* buffer) con
     float* value = buffer->value + static_cast<std::int64_t>(token) * head_dim;
     load_row(params_.key, row, kv_head_, head_dim, key);
     load_row(params_.value, row, kv_head_, head_dim, value);
-    if (round) {
-      round_row(key, head_dim);
-      round_row(value, head_dim);
-    }
+    clean_row(key, head_dim, round);
+    clean_row(value, head_dim, round);
     store_key_column(key, head_dim, token, buffer);
   }
 }

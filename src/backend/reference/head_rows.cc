@@ -48,7 +48,7 @@ void HeadRows::bf16_row(const Segment& segment, std::int64_t position, int side,
     }
     const float raw = load_element(tensor, segment.token_row + offset, kv_head_, dim);
     std::uint64_t non_finite = 0;
-    out[dim] = segment.source == Source::kChunk ? raw : storable(raw, &non_finite);
+    out[dim] = segment.source == Source::kChunk ? attendable(raw) : storable(raw, &non_finite);
   }
 }
 
