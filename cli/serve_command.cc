@@ -82,7 +82,7 @@ Result<Recipe> chosen_recipe(const ServeOptions& options) {
   if (options.recipe.empty()) {
     return mode_recipe(options.mode.empty() ? "bitdecoding-nvfp4" : options.mode);
   }
-  Result<Recipe> recipe = load_recipe(options.recipe);
+  Result<Recipe> recipe = read_recipe(options.recipe);  // the flags complete it
   if (!recipe.ok()) return recipe;
   if (!options.mode.empty() && options.mode != recipe.value().mode) {
     return invalid(
@@ -113,7 +113,7 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
     if (is_folder(options.model) && path_exists(beside)) {
       recipe->key_shift_file = absolute(beside.string());
       notes->push_back("key means from " + recipe->key_shift_file);
-    } else {
+    } else if (options.recipe.empty()) {
       recipe->key_shift = false;
       notes->push_back(fmt::format(
           "WARNING: this is not all of mode {}: there are no key means for this model, so keys are "
@@ -225,7 +225,10 @@ Result<ServeCommand> make_serve_command(const ServeOptions& options, const Pytho
   Result<Recipe> recipe = chosen_recipe(options);
   if (!recipe.ok()) return recipe.status();
   if (Status s = choose_key_shift(options, &recipe.value(), &command.notes); !s.ok()) return s;
-  if (Status s = validate_recipe(recipe.value()); !s.ok()) return s;
+  if (Status s = validate_recipe(recipe.value()); !s.ok()) {
+    if (options.recipe.empty()) return s;
+    return Status(s.code(), fmt::format("{}: {}", options.recipe, s.message()));
+  }
   command.recipe_json = recipe_to_json(recipe.value(), -1);
   add_flags(options, carrier(recipe.value().format), bf16_matrix, &command);
   return command;

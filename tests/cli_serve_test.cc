@@ -115,6 +115,15 @@ TEST_F(Cli, ServeWithoutKeyMeansWarnsOrRefuses) {
   EXPECT_EQ(asks.code, 1);
   EXPECT_HAS(asks.out, "key_shift is on");
   EXPECT_HAS(asks.out, "\"key_shift\": false");
+  // The means may be named beside the recipe.
+  KeyShift means;
+  means.num_layers = means.num_kv_heads = 1;
+  means.head_dim = 64;
+  means.values.assign(64, 1.0F);
+  ASSERT_TRUE(save_key_shift(means, path("means.safetensors")).ok());
+  const nlohmann::json named = json_of(serve("--dry-run --json --recipe " + path("asks.json") +
+                                             " --key-shift " + path("means.safetensors")));
+  EXPECT_HAS(named["environment"]["BITDECODING_RECIPE"].get<std::string>(), "means.safetensors");
   write("without.json", R"({"mode": "bitdecoding-nvfp4", "key_shift": false})");
   const Outcome without = program(serve("--dry-run --recipe " + path("without.json")));
   EXPECT_EQ(without.code, 0);

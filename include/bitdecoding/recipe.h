@@ -54,13 +54,16 @@ struct Recipe {
 
 // The seven mode names of the field, in the order tables print them.
 const std::vector<std::string>& mode_names();
-// The preset of a mode that this library serves itself (bf16, fp8, nvfp4, bitdecoding-*);
-// kUnsupported with the reason for the others, kInvalidArgument for an unknown name.
+// The preset of a mode that this library serves itself (bf16, fp8, nvfp4, bitdecoding-*), else
+// kUnsupported with the reason, or kInvalidArgument for an unknown name.
 Result<Recipe> mode_recipe(std::string_view mode);
 
 // {"mode": "...", <overrides>}. `origin` (a path, "environment", ...) begins every error.
 Result<Recipe> parse_recipe(std::string_view json, std::string_view origin);
 Result<Recipe> load_recipe(const std::string& path);
+// load_recipe without validate_recipe at its end, for a caller that completes the recipe (key means
+// named elsewhere) and validates it then.
+Result<Recipe> read_recipe(const std::string& path);
 // All keys, resolved; parses back to the same recipe.
 std::string recipe_to_json(const Recipe& recipe, int indent = 2);
 // One line a key: name, value, what it does, what it accepts.

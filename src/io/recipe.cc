@@ -153,7 +153,7 @@ Result<Recipe> parse_recipe(std::string_view json, std::string_view origin) {
   }
 }
 
-Result<Recipe> load_recipe(const std::string& path) {
+Result<Recipe> read_recipe(const std::string& path) {
   try {
     Result<std::string> text = read_file(path, static_cast<std::int64_t>(kMaxRecipeBytes));
     if (!text.ok()) {
@@ -163,12 +163,18 @@ Result<Recipe> load_recipe(const std::string& path) {
     if (!recipe.ok()) return recipe;
     recipe.value().key_shift_file = beside(path, recipe.value().key_shift_file);
     recipe.value().calibrate_file = beside(path, recipe.value().calibrate_file);
-    if (Status s = with_origin(validate_recipe(recipe.value()), path); !s.ok()) return s;
     return recipe;
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kResourceExhausted,
                   fmt::format("{}: out of memory while reading the recipe", path));
   }
+}
+
+Result<Recipe> load_recipe(const std::string& path) {
+  Result<Recipe> recipe = read_recipe(path);
+  if (!recipe.ok()) return recipe;
+  if (Status s = with_origin(validate_recipe(recipe.value()), path); !s.ok()) return s;
+  return recipe;
 }
 
 std::string recipe_to_json(const Recipe& recipe, int indent) {
