@@ -58,6 +58,7 @@ TEST(RecipeModes, Presets) {
   EXPECT_EQ(plain.value_rule, ScaleRule::kAmax6);
   for (const char* mode : {"bf16", "fp8", "nvfp4"}) {
     const Recipe recipe = mode_recipe(mode).take();
+    EXPECT_EQ(recipe.reproducible, !is_tiled(recipe.format)) << mode;
     EXPECT_EQ(recipe.mode, mode);
     EXPECT_EQ(recipe.sink_tokens, 0) << mode;
     EXPECT_EQ(recipe.tail_tokens, 0) << mode;

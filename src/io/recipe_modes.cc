@@ -44,7 +44,8 @@ Result<T> parse_name(const Names& names, std::string_view what, std::string_view
                             did_you_mean(text, known)));
 }
 
-// Caches without BF16 tokens, shift or rotation: what the other systems of the field do.
+// Caches without BF16 tokens, shift or rotation: what the other systems of the field do. They write
+// a step's rows first and attend to the cache alone, which is what `reproducible` means here.
 Recipe plain_recipe(std::string_view mode, Format format) {
   Recipe recipe;
   recipe.mode = mode;
@@ -56,6 +57,7 @@ Recipe plain_recipe(std::string_view mode, Format format) {
   recipe.key_rule = ScaleRule::kAmax6;
   recipe.value_rule = ScaleRule::kAmax6;
   recipe.arithmetic = Arithmetic::kWide;
+  recipe.reproducible = true;
   return recipe;
 }
 
