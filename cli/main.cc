@@ -39,6 +39,16 @@ const CLI::App* deepest(const CLI::App* app) {
   return app;
 }
 
+// "bench decode", or the program's own name.
+std::string path_of(const CLI::App& app) {
+  std::string path;
+  for (const CLI::App* command = &app; !command->get_subcommands().empty();) {
+    command = command->get_subcommands().front();
+    path += (path.empty() ? "" : " ") + command->get_name();
+  }
+  return path.empty() ? app.get_name() : path;
+}
+
 // CLI11 says "The following argument was not expected"; this says which one was meant.
 std::string explain(const CLI::App& app, const CLI::ParseError& error,
                     const std::vector<std::string>& arguments) {
@@ -53,19 +63,18 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
     bool known = !is_flag;
     for (const std::string& name : flags) known = known || name == flag;
     if (known) continue;
-    return fmt::format("{} has no option '{}'{}", command->get_name(), flag,
-                       did_you_mean(flag, flags));
+    return fmt::format("{} has no option '{}'{}", path_of(app), flag, did_you_mean(flag, flags));
   }
   const bool needs_subcommand = !names.empty();
   if (needs_subcommand) {
     for (const std::string& argument : arguments) {
       if (argument.empty() || argument[0] == '-' || argument == command->get_name()) continue;
-      return fmt::format("{} has no subcommand '{}'; expected {}{}", command->get_name(), argument,
+      return fmt::format("{} has no subcommand '{}'; expected {}{}", path_of(app), argument,
                          join_or(names), did_you_mean(argument, names));
     }
-    return fmt::format("{} needs a subcommand: {}", command->get_name(), join_or(names));
+    return fmt::format("{} needs a subcommand: {}", path_of(app), join_or(names));
   }
-  return fmt::format("{}: {}", command->get_name(), error.what());
+  return fmt::format("{}: {}", path_of(app), error.what());
 }
 
 int run(int argc, char** argv) {
@@ -82,8 +91,7 @@ int run(int argc, char** argv) {
     return finish(app.exit(success));
   } catch (const CLI::ParseError& error) {
     const int code = fail_usage(explain(app, error, arguments));
-    const CLI::App* command = deepest(&app);
-    const std::string path = command == &app ? "" : " " + command->get_name();
+    const std::string path = deepest(&app) == &app ? "" : " " + path_of(app);
     print_note(fmt::format("See `bitdecoding{} --help`.", path));
     return code;
   }

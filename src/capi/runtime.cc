@@ -1,7 +1,11 @@
 // The runtime: recipe, backend and sidecar of a process.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "capi/internal.h"
@@ -9,7 +13,7 @@
 namespace bitdecoding::capi {
 namespace {
 
-constexpr std::int32_t kMaxThreads = 4096;
+constexpr std::int32_t kMaxThreads = 1024;  // the cpu backend's
 constexpr std::int32_t kMaxRequests = 1 << 20;
 
 Result<Recipe> chosen_recipe(const bd_runtime_options& options) {
@@ -39,6 +43,17 @@ void add_model_warning(const RuntimeState& state, std::vector<std::string>* warn
       fmt::format("the key means in '{}' were made from the model '{}', and this "
                   "is '{}'",
                   state.key_shift->path, model->second, state.model));
+}
+
+// Found now and not when the server stops and its work would be lost.
+Status check_calibrate_folder(const std::string& file) {
+  if (file.empty()) return {};
+  const std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
+  if (::access(folder.c_str(), W_OK | X_OK) == 0) return {};
+  return {StatusCode::kIo,
+          fmt::format("the key means are to be written to '{}', but '{}' is no folder that can be "
+                      "written: {}; create it, or name another calibrate_file",
+                      file, folder.string(), std::strerror(errno))};
 }
 
 std::string describe(const RuntimeState& state) {
@@ -80,6 +95,7 @@ Status create(const bd_runtime_options& options, bd_runtime** runtime) {
     state->key_shift = sidecar.take();
     if (Status s = take_calibrated_tau(state.get()); !s.ok()) return s;
   }
+  if (Status s = check_calibrate_folder(state->recipe.calibrate_file); !s.ok()) return s;
   state->tau = TauCalibrator(state->recipe.probability_c);
   BackendOptions backend_options;
   backend_options.num_threads = options.num_threads;
