@@ -4,7 +4,16 @@ include(CMakePackageConfigHelpers)
 
 set(BITDECODING_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/bitdecoding)
 
-install(DIRECTORY include/bitdecoding DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+# A header without its library would only puzzle.
+set(BITDECODING_LEFT_OUT "")
+if(NOT BITDECODING_BUILD_CUDA)
+  set(BITDECODING_LEFT_OUT PATTERN "cuda.h" EXCLUDE)
+endif()
+install(DIRECTORY include/bitdecoding DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h" ${BITDECODING_LEFT_OUT})
+if(BITDECODING_BUILD_CUDA)
+  install(TARGETS bitdecoding_cuda EXPORT bitdecoding_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(TARGETS bitdecoding EXPORT bitdecoding_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

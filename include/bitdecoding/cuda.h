@@ -76,7 +76,8 @@ class CudaPlan {
   // max_query_len bounds the query rows of every request.
   virtual Status build(const StepInput& input, int max_query_len, CudaStream stream) = 0;
 
-  // The same from a plan that a host directory made. Copies; the host plan may go when it returns.
+  // The same from a plan that a host directory made. Copies from pageable memory, and allocates
+  // once: not for a stream that is captured. The host plan may go when it returns.
   virtual Status upload(const StepPlan& plan, CudaStream stream) = 0;
 
   // Drops every entry of a page whose codes were replaced from outside.
@@ -102,9 +103,7 @@ struct CudaGather {
 
 struct CudaBackendOptions {
   int device = 0;
-  // Bounds of the workspace.
-  int max_requests = 0;
-  int num_q_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int head_dim = 0;  // the largest of any layer: the workspace is made for it
 };
 
 // WriteParams and AttendParams as for host backends, with device pointers everywhere (pages, rows,
