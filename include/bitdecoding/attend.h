@@ -3,14 +3,14 @@
 // For a query row at position q of a sequence (its own causal limit, q = seq_len - query_len + i)
 // every visible position p <= q is read from exactly one source:
 //   default        p in the current chunk of a prefilled request (query_len > kMaxDecodeQueries):
-//                  the row of `key`/`value` as it came; else p in a shadow span of the plan: BF16;
-//                  else the page.
+//                  the row of `key`/`value` as it came, an element that BF16 cannot hold as zero.
+//                  Else, p in a shadow span of the plan: BF16. Else the page.
 //   reproducible   p < sink_tokens or p >= rule.tail_begin(q + 1): the BF16-rounded row of the
 //                  chunk or of the shadow span; else the page, also inside the chunk. The result
 //                  is a function of the tokens alone, bit for bit.
 // Scores of page positions are against rotated, shifted keys: the query is rotated and q . shift is
 // added back, so that all parts share one softmax. The parts have their own maxima and are merged
-// by log-sum-exp.
+// by log-sum-exp. A query that is not finite gives an output row and an LSE of NaN.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@
 #pragma GCC visibility push(default)
 namespace bitdecoding {
 
-// Requests with at most this many query rows are decoded straight from pages and shadow slots;
-// longer ones are prefilled: the current chunk in full precision, the cached prefix dequantized.
+// Requests with at most this many query rows are decoded straight from pages and shadow slots.
+// Longer ones are prefilled: the current chunk in full precision, the cached prefix dequantized.
 inline constexpr int kMaxDecodeQueries = 8;
 
 struct AttendParams {
