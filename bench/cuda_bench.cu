@@ -149,6 +149,21 @@ class Run {
   static constexpr int kPageSize = 128;
   void fill_caches();
   StepInput decode_step();
+  CacheView cache(int layer) const {
+    return {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_,
+            layer_.geometry.head_bytes};
+  }
+  ShadowPool shadow(int layer) const { return {rows_->data + layer * layer_rows_, num_slots_}; }
+  WriteParams write_params(const LayerConfig& config, int layer) const {
+    const std::int64_t row = std::int64_t{shape_.kv_heads} * shape_.head_dim;
+    WriteParams p;
+    p.layer = &config;
+    p.cache = cache(layer);
+    p.shadow = shadow(layer);
+    p.key = {chunk_->data, DType::kBf16, row, shape_.head_dim};
+    p.value = {chunk_->data + kChunk * row, DType::kBf16, row, shape_.head_dim};
+    return p;
+  }
 
   Shape shape_;
   LayerConfig layer_;
@@ -224,7 +239,7 @@ Run::Run(const Shape& shape, Format format) : shape_(shape) {
   auto plan = CudaPlan::make(limits);
   require(plan.status());
   plan_ = plan.take();
-  auto backend = CudaBackend::make({0, shape.batch, shape.q_heads, shape.kv_heads, shape.head_dim});
+  auto backend = CudaBackend::make({0, shape.head_dim});
   require(backend.status());
   backend_ = backend.take();
   const std::int64_t chunk = kChunk * shape.kv_heads * shape.head_dim * 2;
@@ -270,15 +285,7 @@ void Run::fill_caches() {
       in.num_pages = num_pages_;
       require(plan_->build(in, static_cast<int>(n), nullptr));
       for (int layer = 0; layer < layers_; ++layer) {
-        WriteParams p;
-        p.layer = &layer_;
-        p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_,
-                   layer_.geometry.head_bytes};
-        p.shadow = {rows_->data + layer * layer_rows_, num_slots_};
-        const std::int64_t row = std::int64_t{shape_.kv_heads} * shape_.head_dim;
-        p.key = {chunk_->data, DType::kBf16, row, shape_.head_dim};
-        p.value = {chunk_->data + kChunk * row, DType::kBf16, row, shape_.head_dim};
-        require(backend_->write(p, *plan_, nullptr));
+        require(backend_->write(write_params(layer_, layer), *plan_, nullptr));
       }
       require(cudaDeviceSynchronize());
     }
@@ -321,9 +328,8 @@ void Run::decode(int repeat, double ceiling) {
     for (int layer = 0; layer < layers_; ++layer) {
       AttendParams p;
       p.layer = &layer_;
-      p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_,
-                 layer_.geometry.head_bytes};
-      p.shadow = {rows_->data + layer * layer_rows_, num_slots_};
+      p.cache = cache(layer);
+      p.shadow = shadow(layer);
       p.query = {query_->data, DType::kBf16, std::int64_t{shape_.q_heads} * shape_.head_dim,
                  shape_.head_dim};
       p.output = output_->data;
@@ -365,15 +371,7 @@ void Run::write_step(int repeat) {
   require(plan_->build(in, shape_.query_len, nullptr));
   const Timing t = time_graph(repeat, layers_, [&](cudaStream_t stream) {
     for (int layer = 0; layer < layers_; ++layer) {
-      WriteParams p;
-      p.layer = &layer_;
-      p.cache = {pages_->data + layer * layer_bytes_, num_pages_, page_bytes_,
-                 layer_.geometry.head_bytes};
-      p.shadow = {rows_->data + layer * layer_rows_, num_slots_};
-      const std::int64_t row = std::int64_t{shape_.kv_heads} * shape_.head_dim;
-      p.key = {chunk_->data, DType::kBf16, row, shape_.head_dim};
-      p.value = {chunk_->data + kChunk * row, DType::kBf16, row, shape_.head_dim};
-      require(backend_->write(p, *plan_, stream));
+      require(backend_->write(write_params(layer_, layer), *plan_, stream));
     }
   });
   std::printf(
@@ -393,9 +391,6 @@ void Run::write_chunk(int repeat) {
   }
   const std::int32_t starts[2] = {0, static_cast<std::int32_t>(n)};
   const auto length = static_cast<std::int32_t>(n);
-  require(cudaMemcpy(slots_->data, slots.data(), slots.size() * 8, cudaMemcpyHostToDevice));
-  require(cudaMemcpy(starts_->data, starts, sizeof(starts), cudaMemcpyHostToDevice));
-  require(cudaMemcpy(lengths_->data, &length, 4, cudaMemcpyHostToDevice));
   StepInput in = decode_step();
   require(cudaMemcpy(slots_->data, slots.data(), slots.size() * 8, cudaMemcpyHostToDevice));
   require(cudaMemcpy(starts_->data, starts, sizeof(starts), cudaMemcpyHostToDevice));
@@ -408,15 +403,7 @@ void Run::write_chunk(int repeat) {
     if (layer.geometry.format == Format::kNvfp4) layer.key_rule = rule;
     const Timing t = time_graph(repeat, layers_, [&](cudaStream_t stream) {
       for (int i = 0; i < layers_; ++i) {
-        WriteParams p;
-        p.layer = &layer;
-        p.cache = {pages_->data + i * layer_bytes_, num_pages_, page_bytes_,
-                   layer_.geometry.head_bytes};
-        p.shadow = {rows_->data + i * layer_rows_, num_slots_};
-        const std::int64_t row = std::int64_t{shape_.kv_heads} * shape_.head_dim;
-        p.key = {chunk_->data, DType::kBf16, row, shape_.head_dim};
-        p.value = {chunk_->data + kChunk * row, DType::kBf16, row, shape_.head_dim};
-        require(backend_->write(p, *plan_, stream));
+        require(backend_->write(write_params(layer, i), *plan_, stream));
       }
     });
     const double bytes = static_cast<double>(n) * shape_.kv_heads *

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "attend_compare.h"
 #include "cuda_host_backend.h"
 
 namespace bitdecoding::test {
@@ -13,30 +14,6 @@ namespace {
 // below their row's maximum (about 3 sigma): 2^-12 * 3 / sqrt 3 of a score's deviation, 4e-4; P
 // keeps 11 bits: 2^-12. ex2.approx and FP32 sums are below both.
 constexpr double kTolerance = 1.0e-3;
-
-double relative_error(const std::vector<float>& got, const std::vector<float>& want,
-                      std::size_t first, std::size_t last) {
-  double error = 0.0;
-  double norm = 0.0;
-  for (std::size_t i = first; i < last; ++i) {
-    if (!std::isfinite(got[i])) return INFINITY;
-    error += (static_cast<double>(got[i]) - want[i]) * (static_cast<double>(got[i]) - want[i]);
-    norm += static_cast<double>(want[i]) * want[i];
-  }
-  return norm == 0.0 ? std::sqrt(error) : std::sqrt(error / norm);
-}
-
-struct Masks {
-  int window_left = -1;
-  float softcap = 0.0F;
-  const float* attn_sink = nullptr;
-};
-
-void set_masks(World& w, const Masks& masks) {
-  w.params.window_left = masks.window_left;
-  w.params.softcap = masks.softcap;
-  w.params.attn_sink = masks.attn_sink;
-}
 
 void expect_decoded_rows(const World& w, const StepResult& got, const StepResult& want,
                          double limit) {
@@ -112,8 +89,6 @@ void compare(WorldOptions options, const std::vector<std::int64_t>& chunks, cons
     }
   }
 }
-
-const std::vector<std::int64_t> kChunks = {150, 1, 1, 4, 8, 9, 1, 30, 2, 1};
 
 class Cuda : public testing::Test {
  protected:

@@ -74,7 +74,7 @@ CudaHostBackend::CudaHostBackend(World* world, Planner planner, std::int64_t max
   auto plan = CudaPlan::make(limits);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   plan_ = plan.take();
-  auto backend = CudaBackend::make({0, o.max_requests, o.num_q_heads, o.num_kv_heads, o.head_dim});
+  auto backend = CudaBackend::make({0, o.head_dim});
   EXPECT_TRUE(backend.ok()) << backend.status().message();
   device_ = backend.take();
   page_bytes_ = static_cast<std::size_t>(world->cache.stride_page * o.num_pages);

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "backend/validate.h"
@@ -82,6 +84,71 @@ LayerView layer_view(const LayerConfig& layer, const CacheView& cache, const Sha
   return v;
 }
 
+// What attend asks for beyond the layer.
+Status check_attend(const AttendParams& p, const Plan& plan, int most_head_dim) {
+  Status status = check_layer(p.layer, p.cache, plan);
+  if (status.ok()) status = validate_group_size(*p.layer);
+  if (status.ok()) status = check_shadow(p.shadow, plan);
+  if (status.ok()) status = validate_scalars(p);
+  if (!status.ok()) return status;
+  if (p.arithmetic != Arithmetic::kWide) {
+    return {
+        StatusCode::kUnsupported,
+        fmt::format("the CUDA backend computes in wide arithmetic (FP16 and BF16 tensor cores), "
+                    "not {}; set the recipe's arithmetic to wide",
+                    arithmetic_name(p.arithmetic))};
+  }
+  if (p.sm_scale <= 0.0F) {
+    return invalid(fmt::format("sm_scale is {}; expected a positive number", p.sm_scale));
+  }
+  if (p.layer->num_q_heads != plan.limits().num_q_heads ||
+      p.layer->geometry.head_dim > most_head_dim) {
+    return invalid(
+        fmt::format("the layer has {} query heads of {}, but the plan was made for {} and the "
+                    "backend for at most {}",
+                    p.layer->num_q_heads, p.layer->geometry.head_dim, plan.limits().num_q_heads,
+                    most_head_dim));
+  }
+  const int head_dim = p.layer->geometry.head_dim;
+  status = validate_tensor("query", p.query, 1, p.layer->num_q_heads, head_dim);
+  if (!status.ok()) return status;
+  return validate_tensor("output",
+                         {p.output, p.output_dtype, p.stride_output_token, p.stride_output_head}, 1,
+                         p.layer->num_q_heads, head_dim);
+}
+
+DecodeArgs decode_args(const AttendParams& p, const Plan& plan, const PlanView& view) {
+  DecodeArgs args;
+  args.plan = view;
+  args.pages = p.cache.pages;
+  args.stride_page = p.cache.stride_page;
+  args.stride_head = p.cache.stride_head;
+  args.shadow = p.shadow.rows;
+  args.group_tokens = p.layer->geometry.group_tokens;
+  args.query = p.query.data;
+  args.query_stride_token = p.query.stride_token;
+  args.query_stride_head = p.query.stride_head;
+  args.query_dtype = p.query.dtype;
+  args.output = p.output;
+  args.output_dtype = p.output_dtype;
+  args.output_stride_token = p.stride_output_token;
+  args.output_stride_head = p.stride_output_head;
+  args.lse = p.lse;
+  args.key_shift = p.layer->key_shift;
+  args.key_outer = p.layer->key_outer;
+  args.value_outer = p.layer->value_outer;
+  args.attn_sink = p.attn_sink;
+  args.num_q_heads = p.layer->num_q_heads;
+  args.num_kv_heads = p.layer->num_kv_heads;
+  args.group = p.layer->num_q_heads / p.layer->num_kv_heads;
+  args.rows_in_use = plan.rows_in_use();
+  args.sm_scale = p.sm_scale;
+  args.softcap = p.softcap;
+  args.window_left = p.window_left;
+  args.hadamard = p.layer->hadamard;
+  return args;
+}
+
 class Backend final : public CudaBackend {
  public:
   Backend(CudaDevice device, const CudaBackendOptions& options)
@@ -134,73 +201,16 @@ Status Backend::write(const WriteParams& p, const CudaPlan& plan_of, CudaStream 
 
 Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStream stream) {
   const auto& plan = static_cast<const Plan&>(plan_of);
-  Status status = check_layer(p.layer, p.cache, plan);
-  if (status.ok()) status = validate_group_size(*p.layer);
-  if (status.ok()) status = check_shadow(p.shadow, plan);
-  if (status.ok()) status = validate_scalars(p);
+  Status status = check_attend(p, plan, options_.head_dim);
   if (!status.ok()) return status;
-  if (p.arithmetic != Arithmetic::kWide) {
-    return {
-        StatusCode::kUnsupported,
-        fmt::format("the CUDA backend computes in wide arithmetic (FP16 and BF16 tensor cores), "
-                    "not {}; set the recipe's arithmetic to wide",
-                    arithmetic_name(p.arithmetic))};
-  }
-  if (p.sm_scale <= 0.0F) {
-    return invalid(fmt::format("sm_scale is {}; expected a positive number", p.sm_scale));
-  }
-  if (p.layer->num_q_heads != plan.limits().num_q_heads ||
-      p.layer->geometry.head_dim > options_.head_dim) {
-    return invalid(
-        fmt::format("the layer has {} query heads of {}, but the plan was made for {} and the "
-                    "backend for at most {}",
-                    p.layer->num_q_heads, p.layer->geometry.head_dim, plan.limits().num_q_heads,
-                    options_.head_dim));
-  }
   const auto view = plan.view(p.window_left);
   if (!view.ok()) return view.status();
   if (view.value().num_requests == 0) return {};
-  const int head_dim = p.layer->geometry.head_dim;
-  status = validate_tensor("query", p.query, 1, p.layer->num_q_heads, head_dim);
-  if (status.ok()) {
-    status = validate_tensor(
-        "output", {p.output, p.output_dtype, p.stride_output_token, p.stride_output_head}, 1,
-        p.layer->num_q_heads, head_dim);
-  }
-  if (!status.ok()) return status;
-
-  DecodeArgs args;
-  args.plan = view.value();
-  args.pages = p.cache.pages;
-  args.stride_page = p.cache.stride_page;
-  args.stride_head = p.cache.stride_head;
-  args.shadow = p.shadow.rows;
-  args.num_slots = p.shadow.num_slots;
-  args.group_tokens = p.layer->geometry.group_tokens;
-  args.query = p.query.data;
-  args.query_stride_token = p.query.stride_token;
-  args.query_stride_head = p.query.stride_head;
-  args.query_dtype = p.query.dtype;
-  args.output = p.output;
-  args.output_dtype = p.output_dtype;
-  args.output_stride_token = p.stride_output_token;
-  args.output_stride_head = p.stride_output_head;
-  args.lse = p.lse;
-  args.key_shift = p.layer->key_shift;
-  args.key_outer = p.layer->key_outer;
-  args.value_outer = p.layer->value_outer;
-  args.attn_sink = p.attn_sink;
-  args.num_q_heads = p.layer->num_q_heads;
-  args.num_kv_heads = p.layer->num_kv_heads;
-  args.group = p.layer->num_q_heads / p.layer->num_kv_heads;
-  args.rows_in_use = plan.rows_in_use();
-  args.sm_scale = p.sm_scale;
-  args.softcap = p.softcap;
-  args.window_left = p.window_left;
-  args.hadamard = p.layer->hadamard;
+  DecodeArgs args = decode_args(p, plan, view.value());
   args.partials = partials_.get();
   args.arrivals = arrivals_.get();
-  const DecodeShape shape{p.layer->geometry.format, head_dim, plan.column_blocks()};
+  const DecodeShape shape{p.layer->geometry.format, p.layer->geometry.head_dim,
+                          plan.column_blocks()};
   const DecodeLaunch on{device_.multiprocessors, static_cast<int>(device_.shared_bytes), stream};
 #ifdef BITDECODING_CUDA_SM80
   if (device_.kernels == "sm80") return launch_decode_sm80(shape, args, on);
@@ -275,13 +285,10 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const CudaBackendOptions&
         fmt::format("{} has compute capability {}.{}; there are kernels for 8.0 to 8.9 and 9.0",
                     device.name, device.major, device.minor));
   }
-  if (options.head_dim < 1 || options.num_kv_heads < 1 ||
-      options.num_q_heads < options.num_kv_heads) {
-    return Status(
-        StatusCode::kInvalidArgument,
-        fmt::format("the workspace is for {} query heads, {} KV heads of {}; expected 1 or more "
-                    "of each and no fewer query heads than KV heads",
-                    options.num_q_heads, options.num_kv_heads, options.head_dim));
+  if (std::find(kHeadDims.begin(), kHeadDims.end(), options.head_dim) == kHeadDims.end()) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("the workspace is for head_dim {}; expected one of {}",
+                              options.head_dim, fmt::join(kHeadDims, ", ")));
   }
   Status status = cuda::check(cudaSetDevice(options.device), "choosing the device");
   if (!status.ok()) return status;

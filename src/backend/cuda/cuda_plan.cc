@@ -128,11 +128,11 @@ void Plan::set_columns(int max_query_len) {
   const int rows = std::min(max_query_len, kMaxDecodeQueries) * args_.num_q_per_kv;
   const int blocks = most_column_blocks(limits_.geometry.head_dim);
   args_.plan.columns = rows <= kColumns ? kColumns : blocks * kColumns;
-  args_.max_query_len = max_query_len;
+  max_query_len_ = max_query_len;
 }
 
 int Plan::rows_in_use() const {
-  const int rows = std::clamp(args_.max_query_len, 1, kMaxDecodeQueries) * args_.num_q_per_kv;
+  const int rows = std::clamp(max_query_len_, 1, kMaxDecodeQueries) * args_.num_q_per_kv;
   return std::min(rows, args_.plan.columns);
 }
 
@@ -230,7 +230,7 @@ Status Plan::upload(const StepPlan& plan, CudaStream stream) {
       for (std::int64_t at = span.begin; at < span.end;) {
         const auto row = static_cast<std::int32_t>(span.row + at - span.begin);
         const std::int64_t end = std::min<std::int64_t>(span.end, at + kUnitRows - row % kUnitRows);
-        // Only the reproducible spans of a prefilled chunk are longer, and nobody reads those here.
+        // Longer are the spans of a prefilled chunk alone, and its own rows are not read here.
         if (r.num_units == p.unit_stride) break;
         units[static_cast<std::size_t>(std::int64_t{i} * p.unit_stride + r.num_units++)] = {
             static_cast<std::int32_t>(at), static_cast<std::int32_t>(end), span.slot, row};

@@ -34,6 +34,7 @@ class Plan final : public CudaPlan {
 
   const CudaPlanLimits limits_;
   BuildArgs args_;  // filled by build() or upload(), read by view()
+  int max_query_len_ = 0;
   DeviceArray<Request> requests_;
   DeviceArray<ShadowUnit> units_;
   DeviceArray<Write> writes_;

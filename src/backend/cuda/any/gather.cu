@@ -3,19 +3,15 @@
 #include "common/error.h"
 #include "common/for_shape.h"
 #include "common/mma.cuh"
+#include "common/rotate.cuh"
 #include "common/tensor.cuh"
 #include "common/write.h"
 #include "numeric/bf16.h"
 #include "page/layout.h"
 #include "scale/rules.h"
-#include "transform/hadamard.h"
 
 namespace bitdecoding::cuda {
 namespace {
-
-__device__ float outer_of(const std::int8_t* exponents, int head) {
-  return exponents == nullptr ? 1.0F : power_of_two(exponents[head]);
-}
 
 // One tile of one KV head: codes back to numbers, keys rotated back and shifted.
 template <Format kFormat, int kHeadDim>
@@ -54,9 +50,7 @@ __global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ Gat
                                             (decode_scale(kFormat, scale) * outer);
       }
       __syncthreads();
-      constexpr int kPart = hadamard_block(kHeadDim);
-      constexpr int kEach = kPart / 32;
-      const int lane = threadIdx.x & 31;
+      using Row = LaneRow<kHeadDim>;
       for (int i = threadIdx.x >> 5; i < kRows; i += static_cast<int>(blockDim.x) / 32) {
         const int position = tile * kTileTokens + base + i;
         if (position < a.what.begin || position >= a.what.end) continue;
@@ -68,41 +62,24 @@ __global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ Gat
             slot_row = units[u].row + position - units[u].begin;
           }
         }
-        for (int part = 0; part < kHeadDim; part += kPart) {
-          float x[kEach];
+        Row lanes;
 #pragma unroll
-          for (int e = 0; e < kEach; ++e) x[e] = rows[i][part + lane * kEach + e];
-          if (side == 0 && a.layer.hadamard) {
+        for (int part = 0; part < Row::kParts; ++part) {
 #pragma unroll
-            for (int stride = 1; stride < kEach; stride *= 2) {
+          for (int e = 0; e < Row::kEach; ++e) lanes.x[part][e] = rows[i][Row::dim(part, e)];
+        }
+        if (side == 0 && a.layer.hadamard) lanes.rotate();
 #pragma unroll
-              for (int e = 0; e < kEach; ++e) {
-                if ((e & stride) != 0) continue;
-                const float u = x[e];
-                const float v = x[e + stride];
-                x[e] = u + v;
-                x[e + stride] = u - v;
-              }
-            }
+        for (int part = 0; part < Row::kParts; ++part) {
 #pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-#pragma unroll
-              for (int e = 0; e < kEach; ++e) {
-                const float other = __shfl_xor_sync(0xFFFFFFFFU, x[e], step);
-                x[e] = (lane & step) == 0 ? x[e] + other : other - x[e];
-              }
-            }
-#pragma unroll
-            for (int e = 0; e < kEach; ++e) x[e] *= hadamard_scale(kPart);
-          }
-#pragma unroll
-          for (int e = 0; e < kEach; ++e) {
-            const int dim = part + lane * kEach + e;
+          for (int e = 0; e < Row::kEach; ++e) {
+            const int dim = Row::dim(part, e);
+            float x = lanes.x[part][e];
             if (side == 0 && a.layer.key_shift != nullptr) {
-              x[e] += a.layer.key_shift[head * kHeadDim + dim];
+              x += a.layer.key_shift[head * kHeadDim + dim];
             }
             if (slot >= 0) {
-              x[e] = decode_bf16(
+              x = decode_bf16(
                   a.layer.shadow[(((static_cast<std::int64_t>(slot) * a.layer.num_kv_heads + head) *
                                        2 +
                                    side) *
@@ -114,7 +91,7 @@ __global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ Gat
             store_element(
                 side == 0 ? a.what.key : a.what.value, a.what.dtype,
                 (position - a.what.begin) * a.what.stride_token + head * a.what.stride_head + dim,
-                readable || slot >= 0 ? x[e] : 0.0F);
+                readable || slot >= 0 ? x : 0.0F);
           }
         }
       }

@@ -1,40 +1,17 @@
 // The plan of a step, by one block of threads: see common/directory.h.
-#include <cub/block/block_scan.cuh>
-
+#include "any/slots.cuh"
 #include "common/directory.h"
 
 namespace bitdecoding::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kDecodeQueries = kMaxDecodeQueries;
-enum : int { kNone = 0, kTail = 1, kSink = 2, kPartial = 3 };
-
-using Scan = cub::BlockScan<int, kThreads>;
-
-struct Shared {
-  Scan::TempStorage scan;
-  int histogram[256];
-  int need_hard, need_tail, taken, threshold_digit, remaining;
-  std::uint32_t threshold;
-};
-
-__device__ void release_slot(const BuildArgs& a, int slot) {
-  a.index[a.slots[slot].key] = -1;
-  a.slots[slot].key = -1;
-  a.free_slots[atomicAdd(&a.state->free_count, 1)] = slot;
-}
-
-struct Builder {
-  const BuildArgs& a;
-  Shared& s;
-  std::uint32_t step;
-
+// The rest of the plan: requests, writes, spans and work.
+struct Builder : Slots {
   __device__ int group() const { return a.plan.group_tokens; }
 
   // ---- rules of one request (page/shadow_directory.cc) ----
   __device__ static int first_query(const Request& r) { return max(r.seq_len - r.query_len, 0); }
-  __device__ static bool is_short(const Request& r) { return r.query_len <= kDecodeQueries; }
+  __device__ static bool is_short(const Request& r) { return r.query_len <= kMaxDecodeQueries; }
   __device__ int tail_of(const Request& r, int n) const {
     return a.plan.tail_tokens < 0 ? r.seq_len : min(tail_begin(a.plan, n), r.seq_len);
   }
@@ -61,17 +38,9 @@ struct Builder {
     return key < 0 ? -1 : a.index[key];
   }
 
-  __device__ void pin(int slot, int why, int distance) const {
-    const std::uint32_t low = (static_cast<std::uint32_t>(why) << 30) |
-                              (kFarthest - static_cast<std::uint32_t>(min(distance, 1 << 29)));
-    atomicMax(&a.slots[slot].pin, (static_cast<unsigned long long>(step) << 32) | low);
-    a.slots[slot].stamp = 2 * step + 1;
-  }
-  __device__ void release(int slot) const { release_slot(a, slot); }
-
   // ---- phases ----
   __device__ void read_requests() const {
-    for (int i = threadIdx.x; i < a.plan.num_requests; i += kThreads) {
+    for (int i = threadIdx.x; i < a.plan.num_requests; i += kPlanThreads) {
       Request r;
       const int begin = max(a.query_start[i], 0);
       const int end = min(a.query_start[i + 1], a.num_tokens);
@@ -118,7 +87,7 @@ struct Builder {
 
   __device__ void collect_writes() {
     int done = 0;
-    for (int base = 0; base < a.num_tokens; base += kThreads) {
+    for (int base = 0; base < a.num_tokens; base += kPlanThreads) {
       const int token = base + static_cast<int>(threadIdx.x);
       int position = -1;
       int request = 0;
@@ -178,7 +147,7 @@ struct Builder {
   // One warp a request: what the step reads is touched and pinned.
   __device__ void touch() const {
     const int lane = threadIdx.x & 31;
-    for (int i = threadIdx.x >> 5; i < a.plan.num_requests; i += kThreads / 32) {
+    for (int i = threadIdx.x >> 5; i < a.plan.num_requests; i += kPlanThreads / 32) {
       const Request r = a.requests[i];
       for (int p = keep_tail(r) + lane * group(); p < read_tail(r); p += 32 * group()) {
         const int slot = slot_at(i, p);
@@ -200,7 +169,7 @@ struct Builder {
   }
 
   __device__ void pin_and_drop_written() const {
-    for (int i = threadIdx.x; i < a.state->num_writes; i += kThreads) {
+    for (int i = threadIdx.x; i < a.state->num_writes; i += kPlanThreads) {
       const Want want = a.wants[i];
       const int slot = a.index[want.key];
       if (slot < 0) continue;
@@ -216,158 +185,8 @@ struct Builder {
     }
   }
 
-  // ---- slots for written groups ----
-  __device__ bool needs_slot(const Want& want) const {
-    return want.pin != kNone && a.index[want.key] < 0;
-  }
-
-  // Victims first to last: entries that are not pinned, oldest first and sinks last; then pinned
-  // tails, farthest from their sequence's end first. All ones: may not be dropped.
-  __device__ std::uint32_t victim_order(const SlotEntry& e) const {
-    if (e.key < 0) return 0xFFFFFFFFU;
-    if ((e.pin >> 32) == step) {
-      const auto low = static_cast<std::uint32_t>(e.pin);
-      if ((low >> 30) != kTail) return 0xFFFFFFFFU;
-      return 0x80000000U | (low & kFarthest);
-    }
-    return (e.sink != 0 ? 0x40000000U : 0U) | (e.stamp & 0x3FFFFFFFU);
-  }
-
-  // Frees the first `count` victims with an order below `limit`, as many as there are.
-  __device__ void evict(int count, std::uint32_t limit) {
-    std::uint32_t prefix = 0;
-    int remaining = count;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-      for (int i = threadIdx.x; i < 256; i += kThreads) s.histogram[i] = 0;
-      __syncthreads();
-      for (int i = threadIdx.x; i < a.num_slots; i += kThreads) {
-        const std::uint32_t order = victim_order(a.slots[i]);
-        if (order >= limit) continue;
-        if (shift < 24 && (order >> (shift + 8)) != (prefix >> (shift + 8))) continue;
-        atomicAdd(&s.histogram[(order >> shift) & 255U], 1);
-      }
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        int digit = 0;
-        while (digit < 255 && s.histogram[digit] < remaining) remaining -= s.histogram[digit++];
-        s.threshold_digit = digit;
-        s.remaining = remaining;
-      }
-      __syncthreads();
-      prefix |= static_cast<std::uint32_t>(s.threshold_digit) << shift;
-      remaining = s.remaining;
-      __syncthreads();
-    }
-    // All below `prefix` go, and `remaining` of those that equal it, in the order of slots.
-    int ties = 0;
-    for (int base = 0; base < a.num_slots; base += kThreads) {
-      const int slot = base + static_cast<int>(threadIdx.x);
-      const std::uint32_t order = slot < a.num_slots ? victim_order(a.slots[slot]) : 0xFFFFFFFFU;
-      const bool tie = order == prefix && order < limit;
-      int index = 0;
-      int total = 0;
-      Scan(s.scan).ExclusiveSum(tie ? 1 : 0, index, total);
-      __syncthreads();
-      const bool goes = order < limit && (order < prefix || (tie && ties + index < remaining));
-      if (goes) {
-        release(slot);
-        atomicAdd(&a.state->evicted_slots, 1ULL);
-      }
-      ties += total;
-      __syncthreads();
-    }
-  }
-
-  // Takes the free slot number `rank` from the top.
-  __device__ void give(const Want& want, int rank) const {
-    const int slot = a.free_slots[a.state->free_count - 1 - rank];
-    SlotEntry& e = a.slots[slot];
-    e.key = want.key;
-    e.valid_begin = e.valid_end = 0;
-    e.sink = want.sink;
-    e.pin = 0;
-    a.index[want.key] = slot;
-    pin(slot, want.pin, want.distance);
-  }
-
-  // Rank of a tail among the tails that need a slot: nearer to the end first.
-  __device__ int tail_rank(int write, int num_writes) const {
-    const int distance = a.wants[write].distance;
-    int rank = 0;
-    for (int i = 0; i < num_writes; ++i) {
-      const Want other = a.wants[i];
-      if (other.pin != kTail || a.index[other.key] >= 0) continue;
-      if (other.distance < distance || (other.distance == distance && i < write)) ++rank;
-    }
-    return rank;
-  }
-
-  __device__ void give_slots() {
-    const int num_writes = a.state->num_writes;
-    int hard = 0;
-    int tails = 0;
-    for (int i = threadIdx.x; i < num_writes; i += kThreads) {
-      const Want want = a.wants[i];
-      if (!needs_slot(want)) continue;
-      if (want.pin == kTail) {
-        ++tails;
-      } else {
-        ++hard;
-      }
-    }
-    if (threadIdx.x == 0) s.need_hard = s.need_tail = 0;
-    __syncthreads();
-    if (hard > 0) atomicAdd(&s.need_hard, hard);
-    if (tails > 0) atomicAdd(&s.need_tail, tails);
-    __syncthreads();
-    const int need = s.need_hard + s.need_tail;
-    if (need == 0) return;
-    if (need > a.state->free_count) {
-      evict(need - a.state->free_count, 0x80000000U);
-      __syncthreads();
-      if (s.need_hard > a.state->free_count) evict(s.need_hard - a.state->free_count, 0xFFFFFFFFU);
-      __syncthreads();
-    }
-    const int room = a.state->free_count;
-    const int tail_room = max(min(room - s.need_hard, s.need_tail), 0);
-    const bool rank_tails = tail_room < s.need_tail;
-    int taken = 0;
-    // Decisions first: giving a slot changes what tail_rank counts.
-    for (int base = 0; base < num_writes; base += kThreads) {
-      const int i = base + static_cast<int>(threadIdx.x);
-      Want want;
-      bool takes = false;
-      if (i < num_writes) {
-        want = a.wants[i];
-        takes = needs_slot(want) &&
-                (want.pin != kTail || !rank_tails || tail_rank(i, num_writes) < tail_room);
-      }
-      int index = 0;
-      int total = 0;
-      Scan(s.scan).ExclusiveSum(takes ? 1 : 0, index, total);
-      __syncthreads();
-      if (takes && taken + index < room) a.wants[i].asked |= 2;
-      taken += total;
-    }
-    __syncthreads();
-    taken = 0;
-    for (int base = 0; base < num_writes; base += kThreads) {
-      const int i = base + static_cast<int>(threadIdx.x);
-      const bool takes = i < num_writes && (a.wants[i].asked & 2) != 0;
-      int index = 0;
-      int total = 0;
-      Scan(s.scan).ExclusiveSum(takes ? 1 : 0, index, total);
-      __syncthreads();
-      if (takes) give(a.wants[i], taken + index);
-      taken += total;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) a.state->free_count -= taken;
-    __syncthreads();
-  }
-
   __device__ void finish_writes() const {
-    for (int i = threadIdx.x; i < a.state->num_writes; i += kThreads) {
+    for (int i = threadIdx.x; i < a.state->num_writes; i += kPlanThreads) {
       const Want want = a.wants[i];
       Write& w = a.writes[i];
       w.slot = a.index[want.key];
@@ -379,7 +198,7 @@ struct Builder {
                            w.first_row <= e.valid_end;
         if (!joins) e.valid_begin = static_cast<std::int16_t>(w.first_row);
         e.valid_end = static_cast<std::int16_t>(w.first_row + w.num_rows);
-      } else if ((want.asked & 1) != 0) {
+      } else if (want.asked != 0) {
         atomicAdd(&a.state->refused_groups, 1ULL);
       }
       if (w.first_row > 0 && w.prefix_in_slot == 0) {
@@ -391,7 +210,7 @@ struct Builder {
   // One warp a request: its BF16 rows, sixteen at a time, ascending.
   __device__ void make_units() const {
     const int lane = threadIdx.x & 31;
-    for (int i = threadIdx.x >> 5; i < a.plan.num_requests; i += kThreads / 32) {
+    for (int i = threadIdx.x >> 5; i < a.plan.num_requests; i += kPlanThreads / 32) {
       const Request r = a.requests[i];
       const int sink_end = min(a.plan.sink_tokens, r.seq_len);
       const int tail = max(read_tail(r), sink_end);
@@ -443,12 +262,12 @@ struct Builder {
   __device__ void make_work() {
     for (int w = 0; w < a.num_work; ++w) {
       int done = 0;
-      for (int base = 0; base < a.plan.num_requests; base += kThreads) {
+      for (int base = 0; base < a.plan.num_requests; base += kPlanThreads) {
         const int i = base + static_cast<int>(threadIdx.x);
         int units = 0;
         if (i < a.plan.num_requests) {
           const Request r = a.requests[i];
-          units = r.query_len > kDecodeQueries
+          units = r.query_len > kMaxDecodeQueries
                       ? 0
                       : units_of(r, a.work[w].window_left) * a.num_kv_heads *
                             row_blocks(r.query_len, a.num_q_per_kv, a.plan.columns);
@@ -466,11 +285,12 @@ struct Builder {
   }
 };
 
-__global__ void __launch_bounds__(kThreads, 1) build_kernel(const __grid_constant__ BuildArgs a) {
+__global__ void __launch_bounds__(kPlanThreads, 1)
+    build_kernel(const __grid_constant__ BuildArgs a) {
   __shared__ Shared s;
   if (threadIdx.x == 0) ++a.state->step;
   __syncthreads();
-  Builder b{a, s, a.state->step};
+  Builder b{{a, s, a.state->step}};
   b.read_requests();
   __syncthreads();
   b.touch();
@@ -512,7 +332,7 @@ __global__ void reset_kernel(const __grid_constant__ BuildArgs a) {
 }  // namespace
 
 void launch_build(const BuildArgs& args, void* stream) {
-  build_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(args);
+  build_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(stream)>>>(args);
 }
 
 void launch_forget(const BuildArgs& args, std::int64_t page, void* stream) {

@@ -6,21 +6,17 @@
 #include "common/error.h"
 #include "common/for_shape.h"
 #include "common/mma.cuh"
+#include "common/rotate.cuh"
 #include "common/tensor.cuh"
 #include "common/write.h"
 #include "numeric/bf16.h"
 #include "page/layout.h"
 #include "scale/rules.h"
-#include "transform/hadamard.h"
 
 namespace bitdecoding::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-
-__device__ float outer_of(const std::int8_t* exponents, int head) {
-  return exponents == nullptr ? 1.0F : power_of_two(exponents[head]);
-}
 
 struct Tally {
   unsigned non_finite = 0, saturated = 0, flushed = 0;
@@ -163,40 +159,22 @@ struct GroupWriter {
            (decode_scale(kFormat, scale) * outer_of(a.layer.value_outer, head));
   }
 
-  // One warp a row, lanes hold neighbouring channels: the order of transform/hadamard.h.
+  // One warp a row.
   __device__ void rotate() {
-    constexpr int kPart = hadamard_block(kHeadDim);
-    constexpr int kEach = kPart / 32;
-    const int lane = threadIdx.x & 31;
+    using Row = LaneRow<kHeadDim>;
     for (int i = threadIdx.x >> 5; i < w.num_rows; i += kThreads / 32) {
       float* row = rows[w.first_row + i];
-      for (int base = 0; base < kHeadDim; base += kPart) {
-        float x[kEach];
+      Row lanes;
 #pragma unroll
-        for (int e = 0; e < kEach; ++e) x[e] = row[base + lane * kEach + e];
+      for (int part = 0; part < Row::kParts; ++part) {
 #pragma unroll
-        for (int stride = 1; stride < kEach; stride *= 2) {
+        for (int e = 0; e < Row::kEach; ++e) lanes.x[part][e] = row[Row::dim(part, e)];
+      }
+      lanes.rotate();
 #pragma unroll
-          for (int e = 0; e < kEach; ++e) {
-            if ((e & stride) != 0) continue;
-            const float u = x[e];
-            const float v = x[e + stride];
-            x[e] = u + v;
-            x[e + stride] = u - v;
-          }
-        }
+      for (int part = 0; part < Row::kParts; ++part) {
 #pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-#pragma unroll
-          for (int e = 0; e < kEach; ++e) {
-            const float other = __shfl_xor_sync(0xFFFFFFFFU, x[e], step);
-            x[e] = (lane & step) == 0 ? x[e] + other : other - x[e];
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < kEach; ++e) {
-          row[base + lane * kEach + e] = x[e] * hadamard_scale(kPart);
-        }
+        for (int e = 0; e < Row::kEach; ++e) row[Row::dim(part, e)] = lanes.x[part][e];
       }
     }
   }

@@ -13,7 +13,6 @@ struct DecodeArgs {
   const std::uint8_t* pages = nullptr;
   std::int64_t stride_page = 0, stride_head = 0;  // bytes
   const std::uint16_t* shadow = nullptr;
-  std::int32_t num_slots = 0;
   std::int32_t group_tokens = 16;
   const void* query = nullptr;
   std::int64_t query_stride_token = 0, query_stride_head = 0;

@@ -41,6 +41,7 @@ struct Want {
   std::int32_t distance = 0;
   std::int16_t pin = 0;  // Pin; 0 = no shadow wanted
   std::int8_t asked = 0, sink = 0;
+  std::int8_t takes = 0;  // a slot in this step
 };
 
 struct BuildArgs {
@@ -48,7 +49,6 @@ struct BuildArgs {
   std::int32_t groups_per_page = 0;
   std::int32_t num_slots = 0;
   std::int32_t num_q_per_kv = 1, num_kv_heads = 1;
-  std::int32_t max_query_len = 0;
   // The engine's arrays.
   const std::int32_t* query_start = nullptr;
   const std::int32_t* seq_lens = nullptr;

@@ -59,6 +59,11 @@ __device__ inline float power_of_two(int n) {
   return __uint_as_float(static_cast<std::uint32_t>(n + 127) << 23);
 }
 
+// The outer scale of a KV head; null = 1.
+__device__ inline float outer_of(const std::int8_t* exponents, int head) {
+  return exponents == nullptr ? 1.0F : power_of_two(exponents[head]);
+}
+
 // 1 - 2 / (2^(2 x log2 e) + 1): relative error about 2^-21, unlike tanh.approx's 2^-11.
 __device__ inline float tanh_fast(float x) {
   const float e = exp2_approx(2.885390082F * x);

@@ -6,69 +6,47 @@
 
 #include <cstdint>
 
+#include "common/rotate.cuh"
+#include "common/shadow_rows.cuh"
 #include "common/tensor.cuh"
 #include "common/warp_row.cuh"
-#include "transform/hadamard.h"
 
 namespace bitdecoding::cuda {
 
 // Query rows of the block, one a warp at a time: as BF16 terms, and rotated, scaled to FP16.
 template <class T>
 __device__ inline void load_queries(const DecodeArgs& a, SharedStorage<T>& s, const ListRow& row) {
-  constexpr int kBlock = hadamard_block(T::kHeadDim);
-  constexpr int kParts = T::kHeadDim / kBlock;
-  constexpr int kEach = kBlock / 32;
+  using Row = LaneRow<T::kHeadDim>;
   const int lane = threadIdx.x & 31;
   const Request r = a.plan.requests[row.request];
   for (int i = threadIdx.x >> 5; i < T::kRows; i += T::kWarps) {
     const int index = row.block * T::kRows + i;
     const int token = index / a.group;
     const bool exists = token < r.query_len;
-    float x[kParts][kEach];
+    const int head = row.head * a.group + index - token * a.group;
+    const std::int64_t base =
+        (r.query_begin + token) * a.query_stride_token + head * a.query_stride_head;
+    Row lanes;
     float dot = 0.0F;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < Row::kParts; ++part) {
 #pragma unroll
-      for (int e = 0; e < kEach; ++e) {
-        const int dim = part * kBlock + lane * kEach + e;
-        const int head = row.head * a.group + index - token * a.group;
-        x[part][e] = !exists ? 0.0F
-                             : load_element(a.query, a.query_dtype,
-                                            (r.query_begin + token) * a.query_stride_token +
-                                                head * a.query_stride_head + dim);
-        if (a.key_shift != nullptr) dot += x[part][e] * a.key_shift[row.head * T::kHeadDim + dim];
-        const __nv_bfloat16 high = __float2bfloat16_rn(x[part][e]);
+      for (int e = 0; e < Row::kEach; ++e) {
+        const int dim = Row::dim(part, e);
+        const float x = exists ? load_element(a.query, a.query_dtype, base + dim) : 0.0F;
+        if (a.key_shift != nullptr) dot += x * a.key_shift[row.head * T::kHeadDim + dim];
+        const __nv_bfloat16 high = __float2bfloat16_rn(x);
         s.row.high[i][dim] = high;
-        s.row.low[i][dim] = __float2bfloat16_rn(x[part][e] - __bfloat162float(high));
+        s.row.low[i][dim] = __float2bfloat16_rn(x - __bfloat162float(high));
+        lanes.x[part][e] = x;
       }
-      if (!a.hadamard) continue;
-#pragma unroll
-      for (int stride = 1; stride < kEach; stride *= 2) {
-#pragma unroll
-        for (int e = 0; e < kEach; ++e) {
-          if ((e & stride) != 0) continue;
-          const float u = x[part][e];
-          const float v = x[part][e + stride];
-          x[part][e] = u + v;
-          x[part][e + stride] = u - v;
-        }
-      }
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-#pragma unroll
-        for (int e = 0; e < kEach; ++e) {
-          const float other = __shfl_xor_sync(0xFFFFFFFFU, x[part][e], step);
-          x[part][e] = (lane & step) == 0 ? x[part][e] + other : other - x[part][e];
-        }
-      }
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) x[part][e] *= hadamard_scale(kBlock);
     }
+    if (a.hadamard) lanes.rotate();
     float top = 0.0F;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < Row::kParts; ++part) {
 #pragma unroll
-      for (int e = 0; e < kEach; ++e) top = fmaxf(top, fabsf(x[part][e]));
+      for (int e = 0; e < Row::kEach; ++e) top = fmaxf(top, fabsf(lanes.x[part][e]));
     }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -80,10 +58,10 @@ __device__ inline void load_queries(const DecodeArgs& a, SharedStorage<T>& s, co
     const int exponent = biased > 0 && biased < 255 ? biased - 127 : 0;
     const float down = power_of_two(-exponent);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < Row::kParts; ++part) {
 #pragma unroll
-      for (int e = 0; e < kEach; ++e) {
-        s.row.rotated[i][part * kBlock + lane * kEach + e] = __float2half_rn(x[part][e] * down);
+      for (int e = 0; e < Row::kEach; ++e) {
+        s.row.rotated[i][Row::dim(part, e)] = __float2half_rn(lanes.x[part][e] * down);
       }
     }
     if (lane == 0) {
