@@ -45,6 +45,126 @@ Status check_layer(const LayerConfig* layer) {
   return status;
 }
 
+Status check_alignment(const char* what, const void* data, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(data) % bytes == 0) return {};
+  return invalid(fmt::format("{} must be aligned to its element size of {} bytes", what, bytes));
+}
+
+Status check_dtype(const char* what, DType dtype) {
+  if (dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16) return {};
+  return invalid(
+      fmt::format("{} has dtype number {}; expected 1 (float32), 2 (bfloat16) or 3 "
+                  "(float16)",
+                  what, static_cast<int>(dtype)));
+}
+
+Status check_plan(const StepPlan* plan, const LayerConfig& layer, const CacheView& cache) {
+  if (plan == nullptr) return invalid("the step's plan must not be null");
+  const PageGeometry& g = layer.geometry;
+  if (plan->rule.page_size != g.page_size || plan->rule.group_tokens != g.group_tokens) {
+    return invalid(
+        fmt::format("the plan is for pages of {} and groups of {} tokens, but the layer "
+                    "has {} and {}; layers of different geometry need their own plan",
+                    plan->rule.page_size, plan->rule.group_tokens, g.page_size, g.group_tokens));
+  }
+  for (const std::int32_t page : plan->page_ids) {
+    if (page < cache.num_pages) continue;
+    return {
+        StatusCode::kOutOfRange,
+        fmt::format("the plan names page {}, but the cache has {} pages", page, cache.num_pages)};
+  }
+  return {};
+}
+
+Status check_shadow(const ShadowPool& pool, std::int32_t highest_slot) {
+  if (highest_slot < 0) return {};
+  if (pool.rows == nullptr || highest_slot >= pool.num_slots) {
+    return {StatusCode::kOutOfRange,
+            fmt::format("the plan names shadow slot {}, but the pool has {} slots{}", highest_slot,
+                        pool.num_slots, pool.rows == nullptr ? " and no memory" : "")};
+  }
+  return check_alignment("the shadow pool", pool.rows, sizeof(std::uint16_t));
+}
+
+Status check_output(const AttendParams& p, std::int64_t tokens) {
+  const TensorView view{p.output, p.output_dtype, p.stride_output_token, p.stride_output_head};
+  const LayerConfig& layer = *p.layer;
+  const int head_dim = layer.geometry.head_dim;
+  Status status = validate_tensor("output", view, tokens, layer.num_q_heads, head_dim);
+  if (!status.ok()) return status;
+  const bool head_inner =
+      view.stride_token >= (layer.num_q_heads - 1) * view.stride_head + head_dim;
+  const bool token_inner = view.stride_head >= (tokens - 1) * view.stride_token + head_dim;
+  if (tokens > 1 && layer.num_q_heads > 1 && !head_inner && !token_inner) {
+    return invalid(
+        fmt::format("output has strides {} (token) and {} (head) elements, so its rows "
+                    "overlap: {} heads of {} elements need more",
+                    view.stride_token, view.stride_head, layer.num_q_heads, head_dim));
+  }
+  return p.lse == nullptr ? Status() : check_alignment("lse", p.lse, sizeof(float));
+}
+
+Status check_fp4(const AttendParams& p) {
+  if (!is_tiled(p.layer->geometry.format)) {
+    return {StatusCode::kUnsupported,
+            fmt::format("fp4 arithmetic needs values blocked along tokens (nvfp4, mxfp4), not {} "
+                        "pages; use wide or int8",
+                        format_name(p.layer->geometry.format))};
+  }
+  if (p.query_terms != 1 && p.query_terms != 2) {
+    return invalid(fmt::format("query_terms is {}; expected 1 or 2", p.query_terms));
+  }
+  if (!(p.probability_c > 0.0F && p.probability_c <= kE2m1Max * kE4m3Max)) {
+    return invalid(fmt::format("probability_c is {}; expected a factor above 0 and at most {}",
+                               p.probability_c, kE2m1Max * kE4m3Max));
+  }
+  if (!(p.probability_tau >= 0.0F && p.probability_tau <= kE4m3Max)) {
+    return invalid(
+        fmt::format("probability_tau is {}; expected 0 (off) to {}", p.probability_tau, kE4m3Max));
+  }
+  return {};
+}
+
+Status check_sinks(const AttendParams& p) {
+  if (p.attn_sink == nullptr) return {};
+  for (int h = 0; h < p.layer->num_q_heads; ++h) {
+    if (p.attn_sink[h] < std::numeric_limits<float>::infinity()) continue;
+    return invalid(fmt::format("attn_sink of query head {} is {}; expected a finite logit", h,
+                               p.attn_sink[h]));
+  }
+  return {};
+}
+
+// A dropped page may be listed as -1, but then no query may read it.
+Status check_dropped_pages(const AttendParams& p) {
+  std::vector<Segment> segments;
+  const int page_size = p.layer->geometry.page_size;
+  for (std::size_t r = 0; r < p.plan->requests.size(); ++r) {
+    const RequestPlan& request = p.plan->requests[r];
+    const std::int64_t first = std::max<std::int64_t>(query_position(request, 0), 0);
+    bool dropped = false;
+    for (std::int64_t i = visible_begin(first, p.window_left) / page_size; i < request.num_pages;
+         ++i) {
+      dropped = dropped || request.pages[i] < 0;
+    }
+    for (std::int64_t i = 0; dropped && i < request.query_len; ++i) {
+      visible_segments(p.plan->rule, request, query_position(request, i), p.window_left, &segments);
+      for (const Segment& s : segments) {
+        if (s.source != Source::kPage) continue;
+        for (std::int64_t page = s.begin / page_size; page <= (s.end - 1) / page_size; ++page) {
+          if (request.pages[page] >= 0) continue;
+          return {
+              StatusCode::kOutOfRange,
+              fmt::format("request {}: query row {} sees position {}, but entry {} of its block "
+                          "table is negative (a dropped page); check window_left",
+                          r, i, std::max(s.begin, page * page_size), page)};
+        }
+      }
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Status validate_layer_shape(const LayerConfig* layer) {
@@ -119,23 +239,6 @@ Status validate_cache(const CacheView& cache, const LayerConfig& layer) {
   return {};
 }
 
-namespace {
-
-Status check_alignment(const char* what, const void* data, std::size_t bytes) {
-  if (reinterpret_cast<std::uintptr_t>(data) % bytes == 0) return {};
-  return invalid(fmt::format("{} must be aligned to its element size of {} bytes", what, bytes));
-}
-
-Status check_dtype(const char* what, DType dtype) {
-  if (dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16) return {};
-  return invalid(
-      fmt::format("{} has dtype number {}; expected 1 (float32), 2 (bfloat16) or 3 "
-                  "(float16)",
-                  what, static_cast<int>(dtype)));
-}
-
-}  // namespace
-
 Status validate_tensor(const char* what, const TensorView& t, std::int64_t tokens, int heads,
                        int head_dim) {
   Status status = check_dtype(what, t.dtype);
@@ -153,77 +256,6 @@ Status validate_tensor(const char* what, const TensorView& t, std::int64_t token
   }
   return {};
 }
-
-namespace {
-
-Status check_plan(const StepPlan* plan, const LayerConfig& layer, const CacheView& cache) {
-  if (plan == nullptr) return invalid("the step's plan must not be null");
-  const PageGeometry& g = layer.geometry;
-  if (plan->rule.page_size != g.page_size || plan->rule.group_tokens != g.group_tokens) {
-    return invalid(
-        fmt::format("the plan is for pages of {} and groups of {} tokens, but the layer "
-                    "has {} and {}; layers of different geometry need their own plan",
-                    plan->rule.page_size, plan->rule.group_tokens, g.page_size, g.group_tokens));
-  }
-  for (const std::int32_t page : plan->page_ids) {
-    if (page < cache.num_pages) continue;
-    return {
-        StatusCode::kOutOfRange,
-        fmt::format("the plan names page {}, but the cache has {} pages", page, cache.num_pages)};
-  }
-  return {};
-}
-
-Status check_shadow(const ShadowPool& pool, std::int32_t highest_slot) {
-  if (highest_slot < 0) return {};
-  if (pool.rows == nullptr || highest_slot >= pool.num_slots) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("the plan names shadow slot {}, but the pool has {} slots{}", highest_slot,
-                        pool.num_slots, pool.rows == nullptr ? " and no memory" : "")};
-  }
-  return check_alignment("the shadow pool", pool.rows, sizeof(std::uint16_t));
-}
-
-Status check_output(const AttendParams& p, std::int64_t tokens) {
-  const TensorView view{p.output, p.output_dtype, p.stride_output_token, p.stride_output_head};
-  const LayerConfig& layer = *p.layer;
-  const int head_dim = layer.geometry.head_dim;
-  Status status = validate_tensor("output", view, tokens, layer.num_q_heads, head_dim);
-  if (!status.ok()) return status;
-  const bool head_inner =
-      view.stride_token >= (layer.num_q_heads - 1) * view.stride_head + head_dim;
-  const bool token_inner = view.stride_head >= (tokens - 1) * view.stride_token + head_dim;
-  if (tokens > 1 && layer.num_q_heads > 1 && !head_inner && !token_inner) {
-    return invalid(
-        fmt::format("output has strides {} (token) and {} (head) elements, so its rows "
-                    "overlap: {} heads of {} elements need more",
-                    view.stride_token, view.stride_head, layer.num_q_heads, head_dim));
-  }
-  return p.lse == nullptr ? Status() : check_alignment("lse", p.lse, sizeof(float));
-}
-
-Status check_fp4(const AttendParams& p) {
-  if (!is_tiled(p.layer->geometry.format)) {
-    return {StatusCode::kUnsupported,
-            fmt::format("fp4 arithmetic needs values blocked along tokens (nvfp4, mxfp4), not {} "
-                        "pages; use wide or int8",
-                        format_name(p.layer->geometry.format))};
-  }
-  if (p.query_terms != 1 && p.query_terms != 2) {
-    return invalid(fmt::format("query_terms is {}; expected 1 or 2", p.query_terms));
-  }
-  if (!(p.probability_c > 0.0F && p.probability_c <= kE2m1Max * kE4m3Max)) {
-    return invalid(fmt::format("probability_c is {}; expected a factor above 0 and at most {}",
-                               p.probability_c, kE2m1Max * kE4m3Max));
-  }
-  if (!(p.probability_tau >= 0.0F && p.probability_tau <= kE4m3Max)) {
-    return invalid(
-        fmt::format("probability_tau is {}; expected 0 (off) to {}", p.probability_tau, kE4m3Max));
-  }
-  return {};
-}
-
-}  // namespace
 
 Status validate_scalars(const AttendParams& p) {
   if (!std::isfinite(p.sm_scale)) {
@@ -247,50 +279,6 @@ Status validate_scalars(const AttendParams& p) {
                   "(int8)",
                   static_cast<int>(p.arithmetic)));
 }
-
-namespace {
-
-Status check_sinks(const AttendParams& p) {
-  if (p.attn_sink == nullptr) return {};
-  for (int h = 0; h < p.layer->num_q_heads; ++h) {
-    if (p.attn_sink[h] < std::numeric_limits<float>::infinity()) continue;
-    return invalid(fmt::format("attn_sink of query head {} is {}; expected a finite logit", h,
-                               p.attn_sink[h]));
-  }
-  return {};
-}
-
-// A dropped page may be listed as -1, but then no query may read it.
-Status check_dropped_pages(const AttendParams& p) {
-  std::vector<Segment> segments;
-  const int page_size = p.layer->geometry.page_size;
-  for (std::size_t r = 0; r < p.plan->requests.size(); ++r) {
-    const RequestPlan& request = p.plan->requests[r];
-    const std::int64_t first = std::max<std::int64_t>(query_position(request, 0), 0);
-    bool dropped = false;
-    for (std::int64_t i = visible_begin(first, p.window_left) / page_size; i < request.num_pages;
-         ++i) {
-      dropped = dropped || request.pages[i] < 0;
-    }
-    for (std::int64_t i = 0; dropped && i < request.query_len; ++i) {
-      visible_segments(p.plan->rule, request, query_position(request, i), p.window_left, &segments);
-      for (const Segment& s : segments) {
-        if (s.source != Source::kPage) continue;
-        for (std::int64_t page = s.begin / page_size; page <= (s.end - 1) / page_size; ++page) {
-          if (request.pages[page] >= 0) continue;
-          return {
-              StatusCode::kOutOfRange,
-              fmt::format("request {}: query row {} sees position {}, but entry {} of its block "
-                          "table is negative (a dropped page); check window_left",
-                          r, i, std::max(s.begin, page * page_size), page)};
-        }
-      }
-    }
-  }
-  return {};
-}
-
-}  // namespace
 
 Status validate_write(const WriteParams& p) {
   Status status = check_layer(p.layer);
