@@ -17,6 +17,9 @@ const std::vector<GoldenPage>& golden_pages() {
       {"nvfp4_d64", Format::kNvfp4, FragmentOrder::kFp4Mma, 64},
       {"nvfp4_d96", Format::kNvfp4, FragmentOrder::kFp4Mma, 96},
       {"nvfp4_d64_quad", Format::kNvfp4, FragmentOrder::kQuad, 64},
+      {"nvfp4_d64_fp16_mma", Format::kNvfp4, FragmentOrder::kFp16Mma, 64},
+      {"nvfp4_d96_fp16_mma", Format::kNvfp4, FragmentOrder::kFp16Mma, 96},
+      {"mxfp4_d64_fp16_mma", Format::kMxfp4, FragmentOrder::kFp16Mma, 64},
       {"mxfp4_d64", Format::kMxfp4, FragmentOrder::kFp4Mma, 64},
       {"mxfp4_d64_quad", Format::kMxfp4, FragmentOrder::kQuad, 64},
       {"nvfp4_rows_d64", Format::kNvfp4Rows, FragmentOrder::kFp4Mma, 64},
@@ -65,7 +68,7 @@ std::vector<std::uint8_t> make_golden(const GoldenPage& page) {
   p.value = {rows[1].data(), DType::kF32, page.head_dim, page.head_dim};
   p.plan = &plan;
   if (!make_reference_backend({}, page.order).take()->write(p).ok()) return {};
-  if (page.order == FragmentOrder::kQuad) return bytes;
+  if (page.order != FragmentOrder::kFp4Mma) return bytes;
   const std::uint8_t* head = bytes.data();
   return export_page(g, {&head, 1}, 0).take();
 }

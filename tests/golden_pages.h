@@ -13,7 +13,7 @@ namespace bitdecoding::test {
 struct GoldenPage {
   std::string name;
   Format format;
-  FragmentOrder order;  // kFp4Mma: the exported page with its tag; kQuad: the page's own bytes
+  FragmentOrder order;  // kFp4Mma: the exported page with its tag; others: the page's own bytes
   int head_dim;
 };
 
