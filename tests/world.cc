@@ -97,6 +97,9 @@ World::World(const WorldOptions& o) : options(o) {
                                      : make_backend(o.backend, {}).take();
   params.sm_scale = 1.0F / std::sqrt(static_cast<float>(o.head_dim));
   params.arithmetic = o.arithmetic;
+  params.query_terms = o.query_terms;
+  params.probability_c = o.probability_c;
+  params.probability_tau = o.probability_tau;
 }
 
 int World::add_sequence(std::vector<std::int32_t> pages) {
@@ -113,17 +116,21 @@ float World::shift_of(int head, int dim) const {
   return 2.0F * normal_of(seed_of(7, 0, 0, head, dim));
 }
 
+float World::rounded(float x) const {
+  return round_to(options.dtype, options.bf16_numbers ? round_to_bf16(x) : x);
+}
+
 float World::key_of(std::uint32_t token, std::int64_t position, int head, int dim) const {
-  return round_to(options.dtype, normal_of(seed_of(1, token, position, head, dim)) +
-                                     (options.shift ? shift_of(head, dim) : 0.0F));
+  return rounded(normal_of(seed_of(1, token, position, head, dim)) +
+                 (options.shift ? shift_of(head, dim) : 0.0F));
 }
 
 float World::value_of(std::uint32_t token, std::int64_t position, int head, int dim) const {
-  return round_to(options.dtype, normal_of(seed_of(2, token, position, head, dim)));
+  return rounded(normal_of(seed_of(2, token, position, head, dim)));
 }
 
 float World::query_of(std::uint32_t token, std::int64_t position, int head, int dim) const {
-  return round_to(options.dtype, normal_of(seed_of(3, token, position, head, dim)));
+  return rounded(normal_of(seed_of(3, token, position, head, dim)));
 }
 
 TensorView World::view(const std::vector<std::uint8_t>& data, int heads) const {

@@ -34,8 +34,12 @@ struct WorldOptions {
   int outer_exponent = 0;
   std::string backend = "reference";
   DType dtype = DType::kF32;  // of q, k, v and the output
+  bool bf16_numbers = false;  // q, k and v are BF16 numbers, whatever their dtype
   std::uint8_t fill = 0x7F;   // what the pools hold before the first write
   Arithmetic arithmetic = Arithmetic::kWide;
+  int query_terms = 2;  // fp4 arithmetic
+  float probability_c = 8.0F;
+  float probability_tau = 0.0F;
   std::int64_t page_padding = 0;  // bytes between pages
   // One element of every head that is not what key_of, value_of or query_of says.
   struct Fault {
@@ -102,6 +106,7 @@ class World {
 
  private:
   void fill_tensors(const std::vector<Work>& work);
+  float rounded(float x) const;
   float faulty(char tensor, std::int64_t position, int dim, float x) const;
   TensorView view(const std::vector<std::uint8_t>& data, int heads) const;
 
