@@ -34,7 +34,9 @@ struct CudaDevice {
   int multiprocessors = 0;
   std::int64_t memory_bytes = 0;
   std::int64_t shared_bytes = 0;  // the most one block may ask for
-  std::string kernels;            // which kernels this library runs there: sm90, sm80; empty = none
+  // Which decode kernels this library runs there: sm90, sm80. Empty = none: GPUs newer than those
+  // still write, gather, merge.
+  std::string kernels;
 };
 
 // All devices that the driver shows. kUnsupported with the driver's words when there is no driver

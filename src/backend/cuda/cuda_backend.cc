@@ -84,6 +84,17 @@ LayerView layer_view(const LayerConfig& layer, const CacheView& cache, const Sha
   return v;
 }
 
+// Kernels of `any` are asked for here; decode's when attend needs them.
+Status check_kernels(const CudaDevice& device) {
+  if (has_any_kernels()) return {};
+  return {
+      StatusCode::kUnsupported,
+      fmt::format("{} has compute capability {}.{}, and this library holds nothing that runs on "
+                  "it; add its architecture to BITDECODING_CUDA_ARCHITECTURES (8.0 or later) "
+                  "and build again",
+                  device.name, device.major, device.minor)};
+}
+
 // What attend asks for beyond the layer.
 Status check_attend(const AttendParams& p, const Plan& plan, int most_head_dim) {
   Status status = check_layer(p.layer, p.cache, plan);
@@ -218,11 +229,7 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
 #ifdef BITDECODING_CUDA_SM90
   if (device_.kernels == "sm90") return launch_decode_sm90(shape, args, on);
 #endif
-  return {
-      StatusCode::kUnsupported,
-      fmt::format("this library was built without the {} kernels that {} needs; configure with its "
-                  "architecture in BITDECODING_CUDA_ARCHITECTURES",
-                  device_.kernels, device_.name)};
+  return no_decode_kernels(device_);
 }
 
 Status Backend::gather(const AttendParams& p, const CudaGather& what, const CudaPlan& plan_of,
@@ -279,18 +286,13 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const CudaBackendOptions&
                                                        options.device, devices.value().size()));
   }
   CudaDevice device = devices.value()[static_cast<std::size_t>(options.device)];
-  if (device.kernels.empty()) {
-    return Status(
-        StatusCode::kUnsupported,
-        fmt::format("{} has compute capability {}.{}; there are kernels for 8.0 to 8.9 and 9.0",
-                    device.name, device.major, device.minor));
-  }
   if (std::find(kHeadDims.begin(), kHeadDims.end(), options.head_dim) == kHeadDims.end()) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("the workspace is for head_dim {}; expected one of {}",
                               options.head_dim, fmt::join(kHeadDims, ", ")));
   }
   Status status = cuda::check(cudaSetDevice(options.device), "choosing the device");
+  if (status.ok()) status = cuda::check_kernels(device);
   if (!status.ok()) return status;
   auto backend = std::make_unique<cuda::Backend>(std::move(device), options);
   status = backend->allocate();

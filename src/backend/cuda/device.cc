@@ -10,10 +10,29 @@ namespace bitdecoding {
 namespace cuda {
 
 std::string kernels_of(int major, int minor) {
+#ifdef BITDECODING_CUDA_SM90
   // sm_90a code runs on 9.0 alone; sm_80 code on all of major 8.
   if (major == 9 && minor == 0) return "sm90";
-  if (major == 8) return "sm80";
+#endif
+#ifdef BITDECODING_CUDA_SM80
+  if (major == 8 && minor >= 0) return "sm80";
+#endif
   return "";
+}
+
+Status no_decode_kernels(const CudaDevice& device) {
+  if (device.major == 8 || (device.major == 9 && device.minor == 0)) {
+    return {StatusCode::kUnsupported,
+            fmt::format("this library was built without the decode kernels that {} (compute "
+                        "capability {}.{}) needs; add {} to BITDECODING_CUDA_ARCHITECTURES and "
+                        "build again",
+                        device.name, device.major, device.minor, device.major == 8 ? "80" : "90a")};
+  }
+  return {
+      StatusCode::kUnsupported,
+      fmt::format("{} has compute capability {}.{}, and there are decode kernels for 8.0 to 8.9 "
+                  "and 9.0; write, gather, merge and fp4 arithmetic run on it",
+                  device.name, device.major, device.minor)};
 }
 
 }  // namespace cuda

@@ -126,6 +126,13 @@ __global__ void merge_kernel(const __grid_constant__ CudaBackend::Merge m) {
 
 }  // namespace
 
+bool has_any_kernels() {
+  cudaFuncAttributes attributes{};
+  const bool found = cudaFuncGetAttributes(&attributes, merge_kernel) == cudaSuccess;
+  if (!found) cudaGetLastError();  // it is not the next launch's error
+  return found;
+}
+
 Status launch_gather(const GatherArgs& args, void* stream) {
   const std::int64_t first = args.what.begin / kTileTokens;
   const std::int64_t last = (args.what.end + kTileTokens - 1) / kTileTokens;

@@ -41,6 +41,8 @@ struct GatherArgs {
   CudaGather what;
 };
 
+// Whether the current device can run the kernels of `any`.
+bool has_any_kernels();
 Status launch_write(const WriteArgs& args, void* stream);
 Status launch_gather(const GatherArgs& args, void* stream);
 Status launch_merge(const CudaBackend::Merge& merge, void* stream);
