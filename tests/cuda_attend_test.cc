@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "attend_compare.h"
-#include "cuda_host_backend.h"
+#include "cuda_compare.h"
+#include "exchange.h"
 
 namespace bitdecoding::test {
 namespace {
@@ -15,88 +15,13 @@ namespace {
 // keeps 11 bits: 2^-12. ex2.approx and FP32 sums are below both.
 constexpr double kTolerance = 1.0e-3;
 
-void expect_decoded_rows(const World& w, const StepResult& got, const StepResult& want,
-                         double limit) {
-  for (std::size_t r = 0; r < w.plan.requests.size(); ++r) {
-    const RequestPlan& request = w.plan.requests[r];
-    if (request.query_len > kMaxDecodeQueries) continue;
-    const auto heads = static_cast<std::size_t>(w.options.num_q_heads);
-    const std::size_t first = static_cast<std::size_t>(request.query_begin) * heads;
-    const std::size_t last =
-        static_cast<std::size_t>(request.query_begin + request.query_len) * heads;
-    const auto dims = static_cast<std::size_t>(w.options.head_dim);
-    const double error = relative_error(got.output, want.output, first * dims, last * dims);
-    ASSERT_TRUE(error <= limit) << "request " << r << " of " << request.seq_len << " tokens, "
-                                << request.query_len << " rows: error " << error;
-    for (std::size_t i = first; i < last; ++i) {
-      ASSERT_TRUE(std::fabs(got.lse[i] - want.lse[i]) <= 4.0e-3)
-          << "lse " << got.lse[i] << " instead of " << want.lse[i];
-    }
-  }
-}
+constexpr double kLseTolerance = 4.0e-3;
 
-void compare(WorldOptions options, const std::vector<std::int64_t>& chunks, const Masks& masks = {},
-             double limit = kTolerance,
-             std::initializer_list<Planner> planners = {Planner::kHost, Planner::kDevice}) {
-  options.order = FragmentOrder::kFp16Mma;
-  for (const Planner planner : planners) {
-    SCOPED_TRACE(testing::Message()
-                 << format_name(options.format) << " head_dim " << options.head_dim << " heads "
-                 << options.num_q_heads << "/" << options.num_kv_heads << " page "
-                 << options.page_size << " window " << masks.window_left << " softcap "
-                 << masks.softcap
-                 << (planner == Planner::kHost     ? " host plan"
-                     : planner == Planner::kDevice ? " device plan"
-                                                   : " graph"));
-    World want(options);
-    World got(options);
-    for (World* w : {&want, &got}) {
-      set_masks(*w, masks);
-      w->add_sequence({7, 3, 11, 1, 20, 9, 8, 2});
-      w->add_sequence({30, 31, 5, 6, 12, 13, 14, 15});
-    }
-    auto* cuda = new CudaHostBackend(&got, planner);
-    got.backend.reset(cuda);
-    if (testing::Test::HasFatalFailure()) return;
-    std::uint32_t next = 0;
-    for (const std::int64_t n : chunks) {
-      const std::vector<Work> work = {{0, iota_tokens(next, n)},
-                                      {1, iota_tokens(next + 7000, n / 2 + 1)}};
-      next += static_cast<std::uint32_t>(n);
-      const StepResult a = want.step(work);
-      const StepResult b = got.step(work);
-      ASSERT_TRUE(a.status.ok()) << a.status.message();
-      ASSERT_TRUE(b.status.ok()) << b.status.message();
-      for (std::int64_t page = 0; page < options.num_pages; ++page) {
-        ASSERT_EQ(want.page_bytes(page), got.page_bytes(page))
-            << "page " << page << " after " << next;
-      }
-      expect_decoded_rows(got, b, a, limit);
-      if (testing::Test::HasFatalFailure()) return;
-    }
-    EXPECT_EQ(want.counters.non_finite, got.counters.non_finite);
-    EXPECT_EQ(want.counters.flushed_blocks, got.counters.flushed_blocks);
-    EXPECT_EQ(want.counters.saturated_blocks, got.counters.saturated_blocks);
-    const CudaCounters counters = cuda->counters();
-    EXPECT_EQ(counters.bad_pages, 0U);
-    EXPECT_EQ(counters.bad_slots, 0U);
-    EXPECT_EQ(counters.bad_lengths, 0U);
-    if (planner != Planner::kHost) {
-      const StepCounters host = want.directory->totals();
-      EXPECT_EQ(counters.step.refused_groups, host.refused_groups);
-      EXPECT_EQ(counters.step.missing_tokens, host.missing_tokens);
-      EXPECT_EQ(counters.step.lost_partial_groups, host.lost_partial_groups);
-    }
-  }
+void compare(const WorldOptions& options, const std::vector<std::int64_t>& chunks,
+             const Masks& masks = {}, double limit = kTolerance,
+             const std::vector<Planner>& planners = {Planner::kHost, Planner::kDevice}) {
+  compare_steps({options, chunks, masks, {limit, kLseTolerance}, planners});
 }
-
-class Cuda : public testing::Test {
- protected:
-  void SetUp() override {
-    const std::string why = why_no_gpu();
-    if (!why.empty()) GTEST_SKIP() << why;
-  }
-};
 
 TEST_F(Cuda, FormatsAndHeadDims) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
@@ -249,8 +174,42 @@ TEST_F(Cuda, LongAndShortTogether) {
     const StepResult a = want.step(work);
     const StepResult b = got.step(work);
     ASSERT_TRUE(a.status.ok() && b.status.ok()) << a.status.message() << b.status.message();
-    expect_decoded_rows(got, b, a, kTolerance);
+    expect_decoded_rows(got, b, a, {kTolerance, kLseTolerance});
     if (HasFatalFailure()) return;
+  }
+}
+
+// Pages that a GPU wrote are the CPU backend's once they are in its order, and it reads hers.
+TEST_F(Cuda, PagesAreExchangedWithTheCpu) {
+  for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
+    WorldOptions o;
+    o.format = format;
+    o.head_dim = 128;
+    o.fill = 0;
+    World cpu([&] {
+      WorldOptions other = o;
+      other.backend = "cpu";
+      return other;
+    }());
+    o.order = FragmentOrder::kFp16Mma;
+    World gpu(o);
+    const std::vector<std::int32_t> pages = {7, 3, 11, 1};
+    for (World* w : {&cpu, &gpu}) w->add_sequence(pages);
+    gpu.backend = std::make_unique<CudaHostBackend>(&gpu, Planner::kHost);
+    StepResult own;
+    for (const std::int64_t n : {150, 1, 5, 40, 1}) {
+      const std::vector<Work> work = {{0, iota_tokens(static_cast<std::uint32_t>(n), n)}};
+      ASSERT_TRUE(cpu.step(work).status.ok());
+      own = gpu.step(work);
+      ASSERT_TRUE(own.status.ok()) << own.status.message();
+    }
+    for (const std::int32_t page : pages) {
+      const std::vector<std::uint8_t> file = export_from(cpu, page);
+      EXPECT_EQ(export_from(gpu, page), file) << "page " << page;
+      std::fill_n(gpu.head_bytes(page, 0), gpu.page_bytes(page).size(), std::uint8_t{0});
+      import_into(gpu, page, file);
+    }
+    EXPECT_EQ(gpu.attend().output, own.output);
   }
 }
 

@@ -35,7 +35,7 @@ struct CudaDevice {
   std::int64_t memory_bytes = 0;
   std::int64_t shared_bytes = 0;  // the most one block may ask for
   // Which decode kernels this library runs there: sm90, sm80. Empty = none: GPUs newer than those
-  // still write, gather, merge.
+  // still write, gather, merge and attend in fp4 arithmetic.
   std::string kernels;
 };
 
@@ -121,8 +121,9 @@ class CudaBackend {
 
   // One launch: shift, Hadamard, scale, pack, shadow rows.
   virtual Status write(const WriteParams& params, const CudaPlan& plan, CudaStream stream) = 0;
-  // One launch: requests with at most kMaxDecodeQueries query rows. Others are skipped: their chunk
-  // attends elsewhere, to gather()'s rows and to itself, and is merged by LSE.
+  // One launch (`fp4`: up to three): requests with at most kMaxDecodeQueries query rows. Others are
+  // skipped: their chunk attends elsewhere, to gather()'s rows and to itself, and is merged by LSE.
+  // Arithmetic: `wide`, and `fp4` emulated in integers and double precision.
   virtual Status attend(const AttendParams& params, const CudaPlan& plan, CudaStream stream) = 0;
   virtual Status gather(const AttendParams& params, const CudaGather& what, const CudaPlan& plan,
                         CudaStream stream) = 0;

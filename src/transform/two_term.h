@@ -2,29 +2,43 @@
 // quantized residual of q1 ("dual residual query quantization"). With one term q2 is zero.
 #pragma once
 
+#include <cstdint>
+
 #include "scale/amax6.h"
 
 namespace bitdecoding {
 
 inline constexpr int kQueryBlock = 16;
 
+// One block of a query as codes and scales; a term with scale zero has codes of zero.
+struct TwoTermBlock {
+  std::uint8_t codes[2][kQueryBlock];
+  float scales[2];
+};
+
+BD_HOST_DEVICE constexpr TwoTermBlock quantize_two_term(const float* q, int terms) {
+  TwoTermBlock block = {};
+  float residual[kQueryBlock] = {};
+  for (int i = 0; i < kQueryBlock; ++i) residual[i] = q[i];
+  for (int term = 0; term < terms; ++term) {
+    const float scale = decode_e4m3(Amax6::choose(residual, kQueryBlock, 1.0F));
+    block.scales[term] = scale;
+    encode_block(residual, kQueryBlock, scale, block.codes[term]);
+    for (int i = 0; i < kQueryBlock; ++i) {
+      residual[i] = residual[i] - decode_e2m1(block.codes[term][i]) * scale;
+    }
+  }
+  return block;
+}
+
 // term1, term2: dequantized values, head_dim each; head_dim is a multiple of 16.
 BD_HOST_DEVICE constexpr void split_two_term(const float* q, int head_dim, int terms, float* term1,
                                              float* term2) {
   for (int base = 0; base < head_dim; base += kQueryBlock) {
-    float residual[kQueryBlock] = {};
-    for (int i = 0; i < kQueryBlock; ++i) residual[i] = q[base + i];
-    for (int term = 0; term < 2; ++term) {
-      float* out = (term == 0 ? term1 : term2) + base;
-      if (term >= terms) {
-        for (int i = 0; i < kQueryBlock; ++i) out[i] = 0.0F;
-        continue;
-      }
-      const float scale = decode_e4m3(Amax6::choose(residual, kQueryBlock, 1.0F));
-      for (int i = 0; i < kQueryBlock; ++i) {
-        out[i] = scale == 0.0F ? 0.0F : decode_e2m1(encode_e2m1(residual[i] / scale)) * scale;
-        residual[i] = residual[i] - out[i];
-      }
+    const TwoTermBlock block = quantize_two_term(q + base, terms);
+    for (int i = 0; i < kQueryBlock; ++i) {
+      term1[base + i] = decode_e2m1(block.codes[0][i]) * block.scales[0];
+      term2[base + i] = decode_e2m1(block.codes[1][i]) * block.scales[1];
     }
   }
 }

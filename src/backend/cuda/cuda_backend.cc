@@ -2,11 +2,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "backend/validate.h"
 #include "bitdecoding/cuda.h"
 #include "common/decode.h"
+#include "common/fp4.h"
 #include "common/memory.h"
 #include "common/write.h"
 #include "cuda_plan.h"
@@ -102,12 +104,11 @@ Status check_attend(const AttendParams& p, const Plan& plan, int most_head_dim) 
   if (status.ok()) status = check_shadow(p.shadow, plan);
   if (status.ok()) status = validate_scalars(p);
   if (!status.ok()) return status;
-  if (p.arithmetic != Arithmetic::kWide) {
-    return {
-        StatusCode::kUnsupported,
-        fmt::format("the CUDA backend computes in wide arithmetic (FP16 and BF16 tensor cores), "
-                    "not {}; set the recipe's arithmetic to wide",
-                    arithmetic_name(p.arithmetic))};
+  if (p.arithmetic != Arithmetic::kWide && p.arithmetic != Arithmetic::kFp4) {
+    return {StatusCode::kUnsupported,
+            fmt::format("the CUDA backend computes in wide arithmetic (FP16 and BF16 tensor cores) "
+                        "and emulates fp4, but not {}; set the recipe's arithmetic to wide",
+                        arithmetic_name(p.arithmetic))};
   }
   if (p.sm_scale <= 0.0F) {
     return invalid(fmt::format("sm_scale is {}; expected a positive number", p.sm_scale));
@@ -160,6 +161,21 @@ DecodeArgs decode_args(const AttendParams& p, const Plan& plan, const PlanView& 
   return args;
 }
 
+// Without the workspace.
+Fp4Args fp4_args(const AttendParams& p, const DecodeArgs& decode, int query_rows,
+                 int multiprocessors) {
+  Fp4Args args;
+  args.decode = decode;
+  args.query_terms = p.query_terms;
+  args.c = p.probability_c;
+  args.tau = p.probability_tau;
+  args.log_c = std::log(static_cast<double>(args.c));
+  args.inverse_softcap = p.softcap == 0.0F ? 0.0 : 1.0 / static_cast<double>(p.softcap);
+  args.row_blocks = (query_rows + kFp4Rows - 1) / kFp4Rows;
+  args.splits = fp4_splits(fp4_blocks(args), multiprocessors);
+  return args;
+}
+
 class Backend final : public CudaBackend {
  public:
   Backend(CudaDevice device, const CudaBackendOptions& options)
@@ -167,7 +183,9 @@ class Backend final : public CudaBackend {
 
   Status allocate();
   const CudaDevice& device() const override { return device_; }
-  std::int64_t device_bytes() const override { return partials_.bytes() + arrivals_.bytes(); }
+  std::int64_t device_bytes() const override {
+    return partials_.bytes() + arrivals_.bytes() + fp4_workspace_.bytes();
+  }
   Status write(const WriteParams& params, const CudaPlan& plan, CudaStream stream) override;
   Status attend(const AttendParams& params, const CudaPlan& plan, CudaStream stream) override;
   Status gather(const AttendParams& params, const CudaGather& what, const CudaPlan& plan,
@@ -175,10 +193,14 @@ class Backend final : public CudaBackend {
   Status merge(const Merge& merge, CudaStream stream) override;
 
  private:
+  Status attend_fp4(const AttendParams& params, const DecodeArgs& decode, const Plan& plan,
+                    CudaStream stream);
+
   const CudaDevice device_;
   const CudaBackendOptions options_;
   DeviceArray<float> partials_;
   DeviceArray<std::int32_t> arrivals_;
+  DeviceArray<double> fp4_workspace_;
 };
 
 Status Backend::allocate() {
@@ -186,7 +208,10 @@ Status Backend::allocate() {
   const std::int64_t blocks = device_.multiprocessors;
   Status status = partials_.allocate(2 * blocks * partial_floats(2 * kColumns, options_.head_dim),
                                      "allocating attend's workspace");
-  return status.ok() ? arrivals_.allocate(blocks, "allocating attend's workspace") : status;
+  if (status.ok()) status = arrivals_.allocate(blocks, "allocating attend's workspace");
+  if (!status.ok()) return status;
+  return fp4_workspace_.allocate(fp4_workspace(device_.multiprocessors, options_.head_dim),
+                                 "allocating attend's workspace");
 }
 
 Status Backend::write(const WriteParams& p, const CudaPlan& plan_of, CudaStream stream) {
@@ -218,6 +243,7 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
   if (!view.ok()) return view.status();
   if (view.value().num_requests == 0) return {};
   DecodeArgs args = decode_args(p, plan, view.value());
+  if (p.arithmetic == Arithmetic::kFp4) return attend_fp4(p, args, plan, stream);
   args.partials = partials_.get();
   args.arrivals = arrivals_.get();
   const DecodeShape shape{p.layer->geometry.format, p.layer->geometry.head_dim,
@@ -230,6 +256,15 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
   if (device_.kernels == "sm90") return launch_decode_sm90(shape, args, on);
 #endif
   return no_decode_kernels(device_);
+}
+
+Status Backend::attend_fp4(const AttendParams& p, const DecodeArgs& decode, const Plan& plan,
+                           CudaStream stream) {
+  Fp4Args args = fp4_args(p, decode, plan.query_rows(), device_.multiprocessors);
+  args.maxima = fp4_workspace_.get();
+  args.partials = args.maxima + fp4_most_parts(device_.multiprocessors) * kFp4Rows;
+  const PageGeometry& g = p.layer->geometry;
+  return launch_attend_fp4(g.format, g.head_dim, args, stream);
 }
 
 Status Backend::gather(const AttendParams& p, const CudaGather& what, const CudaPlan& plan_of,

@@ -131,10 +131,11 @@ void Plan::set_columns(int max_query_len) {
   max_query_len_ = max_query_len;
 }
 
-int Plan::rows_in_use() const {
-  const int rows = std::clamp(max_query_len_, 1, kMaxDecodeQueries) * args_.num_q_per_kv;
-  return std::min(rows, args_.plan.columns);
+int Plan::query_rows() const {
+  return std::clamp(max_query_len_, 1, kMaxDecodeQueries) * args_.num_q_per_kv;
 }
+
+int Plan::rows_in_use() const { return std::min(query_rows(), args_.plan.columns); }
 
 Status Plan::check_step(const StepInput& in, int max_query_len) const {
   if (in.num_requests < 0 || in.num_requests > limits_.max_requests || in.num_tokens < 0 ||

@@ -27,6 +27,8 @@ class Plan final : public CudaPlan {
   int column_blocks() const { return args_.plan.columns / kColumns; }
   // Query rows that a block of rows has at the most.
   int rows_in_use() const;
+  // Query rows that a request and KV head have at the most.
+  int query_rows() const;
 
  private:
   void set_columns(int max_query_len);
