@@ -21,7 +21,7 @@ void add_shape(CLI::App* command, BenchOptions* o) {
 }
 
 void add_run(CLI::App* command, BenchOptions* o) {
-  command->add_option("--backend", o->backend, "cpu or reference")->capture_default_str();
+  command->add_option("--backend", o->backend, "cpu, reference or cuda")->capture_default_str();
   command->add_option("--isa", o->isa, "Instruction set; default: the best of this machine");
   command->add_option("--q-heads", o->q_heads, "Query heads")->capture_default_str();
   command->add_option("--batch", o->batch, "Sequences")->capture_default_str();

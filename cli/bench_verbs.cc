@@ -9,6 +9,7 @@
 #include "bench_measure.h"
 #include "bench_memory.h"
 #include "bench_scene.h"
+#include "cuda_build.h"
 
 namespace bitdecoding::cli {
 namespace {
@@ -128,6 +129,7 @@ Result<double> written_error(const Scene& scene, std::int64_t first) {
 }  // namespace
 
 Result<Json> bench_decode(const BenchOptions& options) {
+  if (options.backend == "cuda") return bench_decode_cuda(options);
   BenchOptions o = options;
   o.tokens = 1;
   if (o.context < 1) {
@@ -159,6 +161,11 @@ Result<Json> bench_decode(const BenchOptions& options) {
 }
 
 Result<Json> bench_prefill(const BenchOptions& o) {
+  if (o.backend == "cuda") {
+    return Status(StatusCode::kUnsupported,
+                  "the CUDA backend has no prefill kernel: it gathers a prefix for another's and "
+                  "merges; bench decode or write, or pass --backend cpu");
+  }
   Json row;
   {
     Result<std::unique_ptr<Scene>> made = Scene::make(o);
@@ -183,6 +190,7 @@ Result<Json> bench_prefill(const BenchOptions& o) {
 }
 
 Result<Json> bench_write(const BenchOptions& o) {
+  if (o.backend == "cuda") return bench_write_cuda(o);
   Json row;
   {
     Result<std::unique_ptr<Scene>> made = Scene::make(o);

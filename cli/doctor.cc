@@ -9,6 +9,8 @@
 #include "bitdecoding/backend.h"
 #include "bitdecoding/bitdecoding.h"
 #include "commands.h"
+#include "cuda_build.h"
+#include "gpu.h"
 #include "machine.h"
 #include "output.h"
 
@@ -18,7 +20,7 @@ namespace {
 enum class Verdict { kGood, kNote, kMissing };
 
 struct Finding {
-  const char* name;
+  std::string name;
   Verdict verdict;
   std::string value;
   std::string advice;  // how to get what is missing, or what follows; may be empty
@@ -89,13 +91,40 @@ void add_python(const std::string& wanted, std::vector<Finding>* findings) {
                        python.plugin ? "" : "run tools/setup/plugin.sh in the source tree"});
 }
 
-Finding cuda_finding() {
-  const std::string device = cuda_device();
-  if (device.empty()) {
-    return {"CUDA", Verdict::kNote, "no device", "not needed: this build serves on the CPU"};
+Finding no_gpu_finding(const GpuReport& report) {
+  if (!report.driver) {
+    const std::string device = cuda_device();
+    if (device.empty()) {
+      return {"CUDA", Verdict::kNote, "no NVIDIA driver", "not needed: serving works on the CPU"};
+    }
+    return {"CUDA", Verdict::kNote, "a device is there (" + device + "), but not libcuda.so.1",
+            "install the libraries of the NVIDIA driver to use it; serving works on the CPU"};
   }
-  return {"CUDA", Verdict::kNote, "a device is there (" + device + ")",
-          "this build has no CUDA backend; it serves on the CPU"};
+  return {"CUDA", Verdict::kNote, "the NVIDIA driver is installed, but: " + report.trouble,
+          "not needed: serving works on the CPU"};
+}
+
+void add_gpus(std::vector<Finding>* findings) {
+  const GpuReport report = gpu_report();
+  if (report.gpus.empty()) {
+    findings->push_back(no_gpu_finding(report));
+    return;
+  }
+  findings->push_back(
+      {"CUDA", Verdict::kGood,
+       fmt::format("driver {}, CUDA {}",
+                   report.driver_version.empty() ? "of unknown version" : report.driver_version,
+                   report.cuda_version),
+       report.trouble});
+  for (std::size_t i = 0; i < report.gpus.size(); ++i) {
+    const GpuFacts& gpu = report.gpus[i];
+    const GpuUse use = gpu_use(gpu.name, gpu.major, gpu.minor);
+    findings->push_back(
+        {fmt::format("GPU {}", i), use.decodes ? Verdict::kGood : Verdict::kNote,
+         fmt::format("{}, compute capability {}.{}, {:.1f} GiB", gpu.name, gpu.major, gpu.minor,
+                     static_cast<double>(gpu.memory_bytes) / (1 << 30)),
+         use.words});
+  }
 }
 
 void print_finding(const Finding& finding) {
@@ -114,7 +143,7 @@ int run(const std::string& python, bool json) {
   findings.push_back(backend_finding());
   add_memory(&findings);
   add_python(python, &findings);
-  findings.push_back(cuda_finding());
+  add_gpus(&findings);
   bool missing = false;
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const Finding& finding : findings) {

@@ -65,6 +65,32 @@ const char* meaning(Format format) {
   return "unknown";
 }
 
+// Who keeps pages in an order.
+const char* user_of(FragmentOrder order) {
+  switch (order) {
+    case FragmentOrder::kFp4Mma:
+      return "page files";
+    case FragmentOrder::kQuad:
+      return "the CPU backend";
+    case FragmentOrder::kFp16Mma:
+      return "the CUDA backend";
+  }
+  return "nobody";
+}
+
+void add_orders(Format format, Report* report) {
+  if (!is_tiled(format)) return;
+  report->json["orders"] = Json::object();
+  std::string words;
+  for (const FragmentOrder order :
+       {FragmentOrder::kFp4Mma, FragmentOrder::kQuad, FragmentOrder::kFp16Mma}) {
+    const std::string name(fragment_order_name(order));
+    report->json["orders"][name] = user_of(order);
+    words += fmt::format("{}{} ({})", words.empty() ? "" : ", ", name, user_of(order));
+  }
+  report->words += "Orders inside a tile: " + words + ".\n";
+}
+
 Result<Report> inspect_format(Format format, const Options& options) {
   const Result<PageGeometry> made =
       PageGeometry::make(format, FragmentOrder::kFp4Mma, options.head_dim, options.page_size);
@@ -89,6 +115,7 @@ Result<Report> inspect_format(Format format, const Options& options) {
       format_name(format), meaning(format), g.head_dim, g.page_size, g.tile_bytes, g.head_bytes,
       g.bytes_per_token, g.bytes_per_token * 8 / (2.0 * g.head_dim),
       bf16_bytes / g.bytes_per_token);
+  add_orders(format, &report);
   return report;
 }
 

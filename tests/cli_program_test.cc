@@ -101,9 +101,25 @@ TEST_F(Cli, InspectsFormats) {
   EXPECT_EQ(json["tile_bytes"], 9216);
   EXPECT_EQ(json["bits_per_element"], 4.5);
   EXPECT_HAS(program("inspect nvfp4").out, "3.56 times smaller than BF16");
+  EXPECT_EQ(json["orders"]["fp16_mma"], "the CUDA backend");
+  EXPECT_HAS(program("inspect mxfp4").out, "quad (the CPU backend), fp16_mma (the CUDA backend)");
+  EXPECT_FALSE(json_of("inspect bf16 --json").contains("orders"));
   EXPECT_NE(program("inspect nvfp4 --head-dim 72").code, 0);
   const Outcome nothing = program("inspect " + path("none"));
   EXPECT_EQ(nothing.code, 4);
+}
+
+// Whatever order a cache keeps them in, pages leave it in one.
+TEST_F(Cli, PagesOfTheCudaOrderAreInspected) {
+  const PageGeometry geometry =
+      PageGeometry::make(Format::kMxfp4, FragmentOrder::kFp16Mma, 64, 64).take();
+  std::vector<std::uint8_t> head(static_cast<std::size_t>(geometry.head_bytes), 0x22);
+  const std::uint8_t* heads = head.data();
+  const std::vector<std::uint8_t> bytes = export_page(geometry, {&heads, 1}, 0).take();
+  write("page", std::string(bytes.begin(), bytes.end()));
+  const nlohmann::json json = json_of("inspect --json " + path("page"));
+  EXPECT_EQ(json["order"], "fp4_mma");
+  EXPECT_EQ(json["heads"][0]["key"]["zeros"], 0);
 }
 
 TEST_F(Cli, InspectsPages) {

@@ -29,10 +29,20 @@ if(NOT BITDECODING_SANITIZE)
 endif()
 
 if(BITDECODING_BUILD_CLI)
-  foreach(room program serve bench)
+  foreach(room program serve bench gpu)
     bitdecoding_test(cli_${room}_test LABELS unit)
     target_compile_definitions(cli_${room}_test PRIVATE
       BITDECODING_PROGRAM="$<TARGET_FILE:bitdecoding_program>")
     add_dependencies(cli_${room}_test bitdecoding_program)
   endforeach()
+  # Found instead of the driver's by the program when a test asks for that.
+  add_library(bitdecoding_fake_libcuda SHARED fake_libcuda.c)
+  set_target_properties(bitdecoding_fake_libcuda PROPERTIES OUTPUT_NAME cuda SOVERSION 1 C_VISIBILITY_PRESET default
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cuda)
+  add_dependencies(cli_gpu_test bitdecoding_fake_libcuda)
+  target_compile_definitions(cli_gpu_test PRIVATE BITDECODING_FAKE_CUDA_DIR="${CMAKE_BINARY_DIR}/fake_cuda")
+  if(BITDECODING_BUILD_CUDA)
+    target_link_libraries(cli_gpu_test PRIVATE bitdecoding_cuda_static)
+    target_compile_definitions(cli_gpu_test PRIVATE BITDECODING_WITH_CUDA)
+  endif()
 endif()
