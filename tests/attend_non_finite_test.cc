@@ -22,10 +22,10 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {Format::kNvfp4, Arithmetic::kWide, false},     {Format::kNvfp4, Arithmetic::kInt8, false},
-    {Format::kNvfp4, Arithmetic::kInt8, true},      {Format::kMxfp4, Arithmetic::kWide, false},
-    {Format::kNvfp4Rows, Arithmetic::kWide, false}, {Format::kFp8E4m3, Arithmetic::kWide, false},
-    {Format::kBf16, Arithmetic::kWide, true}};
+    {Format::kNvfp4, Arithmetic::kWide, false},   {Format::kNvfp4, Arithmetic::kInt8, false},
+    {Format::kNvfp4, Arithmetic::kInt8, true},    {Format::kNvfp4, Arithmetic::kFp4, false},
+    {Format::kMxfp4, Arithmetic::kWide, false},   {Format::kNvfp4Rows, Arithmetic::kWide, false},
+    {Format::kFp8E4m3, Arithmetic::kWide, false}, {Format::kBf16, Arithmetic::kWide, true}};
 
 struct Outcome {
   StepResult prompt, decoded;

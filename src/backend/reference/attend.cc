@@ -79,6 +79,8 @@ Query load_query(const AttendParams& p, std::int64_t token, int q_head, int kv_h
     }
   }
   if (p.arithmetic == Arithmetic::kFp4) {
+    // Codes hold no NaN: a query that is not finite shows through its sum.
+    for (const float x : q) query.shift_dot += 0.0 * double{x};
     if (layer.hadamard) hadamard(q.data(), head_dim);
     std::vector<float> one(q.size());
     std::vector<float> two(q.size());
