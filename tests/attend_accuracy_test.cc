@@ -21,8 +21,8 @@ void expect_accurate(Arithmetic arithmetic, double most) {
 
 TEST(AttendAccuracy, CpuWide) { expect_accurate(Arithmetic::kWide, 2.0); }
 
-// Seven bits of a query block's maximum and of a tile's largest probability, where BF16 has eight of
-// each number: about four times its error.
+// Seven bits of a query block's maximum and of a tile's largest probability, where BF16 has eight
+// of each number: about four times its error.
 TEST(AttendAccuracy, CpuInt8) { expect_accurate(Arithmetic::kInt8, 5.0); }
 
 }  // namespace

@@ -91,8 +91,10 @@ def test_windows_caps_and_sinks_are_vllms(engine, tmp_path, make):
     prompt = np.random.default_rng(3).integers(0, VOCAB, TOKENS).tolist()
     scores = {}
     for mode in ("stock", "bf16"):
+        # A chunk's own rows as they come, which is what vLLM's operator reads, too.
         with engine(
             mode,
+            {"reproducible": False} if mode == "bf16" else None,
             model=str(tmp_path),
             skip_tokenizer_init=True,
             max_model_len=512,
