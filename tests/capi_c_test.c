@@ -169,6 +169,34 @@ static double decode_error(const float* rows, const float* output) {
   return sqrt(error / norm);
 }
 
+/* Page 2, whose 128 tokens are all written, leaves the process, its memory is lost, and it returns:
+ * the same bytes. */
+static void exchange_page(bd_layer* layer, bd_cache cache, const char* format) {
+  int64_t num_bytes = 0;
+  CHECK(bd_page_export_bytes(layer, &num_bytes) == BD_OK);
+  CHECK(num_bytes == 32 + cache.stride_page);
+  unsigned char* file = malloc((size_t)num_bytes);
+  CHECK(bd_page_export(layer, &cache, 2, file, num_bytes) == BD_OK);
+  bd_page_tag tag;
+  memset(&tag, 0, sizeof(tag));
+  tag.struct_size = sizeof(tag);
+  CHECK(bd_page_tag_read(file, num_bytes, &tag) == BD_OK);
+  CHECK(strcmp(tag.format, format) == 0 && tag.version == 1);
+  CHECK(tag.head_dim == kHeadDim && tag.page_size == kPageSize);
+  CHECK(tag.num_kv_heads == kKvHeads && tag.first_kv_head == 0);
+
+  unsigned char* page = (unsigned char*)cache.pages + 2 * cache.stride_page;
+  unsigned char* kept = malloc((size_t)cache.stride_page);
+  memcpy(kept, page, (size_t)cache.stride_page);
+  memset(page, 0xFF, (size_t)cache.stride_page);
+  CHECK(bd_page_import(layer, &cache, 2, file, num_bytes - 1) == BD_CORRUPT);
+  CHECK(page[0] == 0xFF);
+  CHECK(bd_page_import(layer, &cache, 2, file, num_bytes) == BD_OK);
+  CHECK(memcmp(page, kept, (size_t)cache.stride_page) == 0);
+  free(kept);
+  free(file);
+}
+
 static void run_mode(const char* backend, const char* recipe, double tolerance) {
   bd_runtime_options options;
   memset(&options, 0, sizeof(options));
@@ -219,6 +247,8 @@ static void run_mode(const char* backend, const char* recipe, double tolerance) 
   printf("%s %s: relative error %.5f (tolerance %.5f)\n", backend, recipe, error, tolerance);
   CHECK(error <= tolerance);
   for (int h = 0; h < kQHeads; ++h) CHECK(isfinite(lse[h]));
+
+  exchange_page(layer, cache, bd_runtime_recipe_value(runtime, "format"));
 
   bd_counters counters;
   memset(&counters, 0, sizeof(counters));

@@ -6,6 +6,7 @@ bitdecoding_test(io_key_shift_join_test LABELS unit)
 bitdecoding_test(safetensors_reader_test LABELS unit)
 bitdecoding_test(capi_errors_test LABELS unit)
 bitdecoding_test(capi_verbs_test LABELS unit)
+bitdecoding_test(capi_pages_test LABELS unit)
 bitdecoding_test(capi_calibration_test LABELS unit)
 
 # A real C program over the shared library.

@@ -205,6 +205,42 @@ BD_API bd_status bd_attend(const bd_attend_params* params);
  * be had. `advised_bytes` is nullable. */
 BD_API bd_status bd_advise_huge_pages(void* data, int64_t bytes, int64_t* advised_bytes);
 
+/* ---- pages that leave the process --------------------------------------------------------------
+ */
+
+/* A page of one layer as bytes: a tag of 32 bytes, then the page of each of the layer's KV heads,
+ * the same bytes from every backend (docs/format.md). BF16 rows, key means and outer scales are no
+ * part of it: it means the same only to a layer that has the same key means and outer scales. The
+ * caller keeps bd_write and bd_attend away from the page meanwhile.
+ */
+
+/* What the tag of an exported page says. */
+typedef struct bd_page_tag {
+  size_t struct_size;
+  const char* format; /* as the recipe's key `format`; never freed */
+  int32_t version;    /* of the byte layout */
+  int32_t head_dim;
+  int32_t page_size;
+  int32_t num_kv_heads;
+  int32_t first_kv_head;
+  int32_t reserved;
+} bd_page_tag;
+
+/* Bytes of an exported page of this layer. */
+BD_API bd_status bd_page_export_bytes(const bd_layer* layer, int64_t* num_bytes);
+/* Writes page `page` of the cache to [bytes, bytes + num_bytes); num_bytes must be what
+ * bd_page_export_bytes says. A page whose rows are not all written holds what the memory held:
+ * clear pages before their first write if such pages are exported, or an import may refuse them. */
+BD_API bd_status bd_page_export(const bd_layer* layer, const bd_cache* cache, int64_t page,
+                                void* bytes, int64_t num_bytes);
+/* The reverse. Damaged bytes are BD_CORRUPT, another version BD_UNSUPPORTED, and a page of another
+ * layout or of other heads BD_INVALID_ARGUMENT; nothing is written then. Call bd_steps_forget for
+ * the page afterwards. */
+BD_API bd_status bd_page_import(const bd_layer* layer, const bd_cache* cache, int64_t page,
+                                const void* bytes, int64_t num_bytes);
+/* Reads the tag of an exported page, all of whose bytes must be there. */
+BD_API bd_status bd_page_tag_read(const void* bytes, int64_t num_bytes, bd_page_tag* tag);
+
 /* ---- counters ----------------------------------------------------------------------------------
  */
 

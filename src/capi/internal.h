@@ -62,6 +62,9 @@ Status check_struct(const T* params, const char* type) {
 // An index or count that a caller hands over, compared with its range.
 Status check_range(const char* what, std::int64_t value, std::int64_t low, std::int64_t high);
 
+// The pages of a cache as a layer lays them out: there, and not one inside another.
+Status check_pages(const bd_layer& layer, const bd_cache& cache);
+
 struct StepsSnapshot {
   StepCounters counters;
   std::int32_t used_slots = 0;

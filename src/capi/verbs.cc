@@ -77,18 +77,12 @@ Status check_handles(const bd_layer* layer, const bd_steps* steps) {
 }
 
 Status check_cache(const bd_layer& layer, const bd_steps& steps, const bd_cache& cache) {
-  if (cache.pages == nullptr) return invalid("the pages of the cache are null");
   if (cache.num_pages < steps.num_pages) {
     return {StatusCode::kOutOfRange,
             fmt::format("the cache has {} pages, and the steps were made for {}", cache.num_pages,
                         steps.num_pages)};
   }
-  if (Status s = check_strides("the cache", layer.config.geometry.head_bytes, "stride_page",
-                               cache.num_pages, cache.stride_page, "stride_head",
-                               layer.config.num_kv_heads, cache.stride_head);
-      !s.ok()) {
-    return s;
-  }
+  if (Status s = check_pages(layer, cache); !s.ok()) return s;
   if (cache.num_slots < steps.num_slots) {
     return {StatusCode::kOutOfRange,
             fmt::format("the shadow pool has {} slots, and the steps were made for {}",
@@ -200,6 +194,14 @@ Status attend(const bd_attend_params& p) {
 }
 
 }  // namespace
+
+Status check_pages(const bd_layer& layer, const bd_cache& cache) {
+  if (cache.pages == nullptr) return invalid("the pages of the cache are null");
+  return check_strides("the cache", layer.config.geometry.head_bytes, "stride_page",
+                       cache.num_pages, cache.stride_page, "stride_head", layer.config.num_kv_heads,
+                       cache.stride_head);
+}
+
 }  // namespace bitdecoding::capi
 
 using bitdecoding::Status;
