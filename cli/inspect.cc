@@ -14,6 +14,7 @@
 #include "commands.h"
 #include "io/file.h"
 #include "io/key_shift.h"
+#include "io/outer_scale.h"
 #include "io/safetensors.h"
 #include "output.h"
 #include "page_stats.h"
@@ -197,16 +198,59 @@ Result<Report> inspect_key_shift(const std::string& path) {
   return report;
 }
 
+void add_outer_side(const char* name, const std::vector<std::int8_t>& side, Report* report) {
+  Json& json = report->json["outer_scales"][name];
+  if (side.empty()) {
+    json = nullptr;
+    report->words += fmt::format("{}: none (2^0).\n", name);
+    return;
+  }
+  const auto [least, greatest] = std::minmax_element(side.begin(), side.end());
+  json = {{"least", *least}, {"greatest", *greatest}};
+  report->words += fmt::format("{}: 2^{} to 2^{}.\n", name, *least, *greatest);
+}
+
+Status add_outer_scales(const std::string& path, Report* report) {
+  const Result<OuterScales> loaded = load_outer_scales(path);
+  if (!loaded.ok()) return loaded.status();
+  const OuterScales& scales = loaded.value();
+  report->json["outer_scales"] = {{"layers", scales.num_layers}, {"heads", scales.num_kv_heads}};
+  report->words += fmt::format("Outer scales of {} layers, {} KV heads.\n", scales.num_layers,
+                               scales.num_kv_heads);
+  add_outer_side("key", scales.key, report);
+  add_outer_side("value", scales.value, report);
+  return {};
+}
+
+// Key means, outer scales or both: what a recipe can name.
+Result<Report> inspect_sidecar(const std::string& path, bool key_shift, bool outer_scales) {
+  Report report;
+  report.json = {{"kind", "outer_scales"}};
+  if (key_shift) {
+    Result<Report> means = inspect_key_shift(path);
+    if (!means.ok()) return means;
+    report = means.take();
+  }
+  if (outer_scales) {
+    if (Status s = add_outer_scales(path, &report); !s.ok()) return s;
+  }
+  return report;
+}
+
 Result<Report> inspect_safetensors(const std::string& path) {
   Result<std::unique_ptr<ByteSource>> source = open_byte_source(path);
   if (!source.ok()) return source.status();
   const Result<SafetensorsIndex> index = read_safetensors_index(*source.value());
   if (!index.ok()) return index.status();
-  if (index.value().find("key_shift") != nullptr) return inspect_key_shift(path);
+  const bool key_shift = index.value().find("key_shift") != nullptr;
+  const bool outer_scales =
+      index.value().find("key_outer") != nullptr || index.value().find("value_outer") != nullptr;
+  if (key_shift || outer_scales) return inspect_sidecar(path, key_shift, outer_scales);
   Report report;
   report.json = {{"kind", "safetensors"}, {"tensors", Json::array()}};
-  report.words = fmt::format("A safetensors file with {} tensors and no key means.\n",
-                             index.value().tensors.size());
+  report.words =
+      fmt::format("A safetensors file with {} tensors, without key means and outer scales.\n",
+                  index.value().tensors.size());
   for (const SafetensorsEntry& entry : index.value().tensors) {
     report.json["tensors"].push_back(
         {{"name", entry.name}, {"dtype", entry.dtype}, {"shape", entry.shape}});

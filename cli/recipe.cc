@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "io/key_shift.h"
+#include "io/outer_scale.h"
 #include "output.h"
 
 namespace bitdecoding::cli {
@@ -33,8 +34,11 @@ int print_mode(const Options& options) {
   return kExitOk;
 }
 
-// The sidecar that a recipe names is part of what is checked.
-Status check_sidecar(const Recipe& recipe) {
+// The files that a recipe names are part of what is checked.
+Status check_files(const Recipe& recipe) {
+  if (!recipe.outer_scale_file.empty()) {
+    if (Status s = load_outer_scales(recipe.outer_scale_file).status(); !s.ok()) return s;
+  }
   if (!recipe.key_shift || recipe.key_shift_file.empty()) return {};
   const Result<KeyShift> sidecar = load_key_shift(recipe.key_shift_file);
   if (!sidecar.ok()) return sidecar.status();
@@ -45,7 +49,7 @@ Status check_sidecar(const Recipe& recipe) {
 int check_file(const Options& options) {
   const Result<Recipe> recipe = load_recipe(options.file);
   Status status = recipe.status();
-  if (status.ok()) status = check_sidecar(recipe.value());
+  if (status.ok()) status = check_files(recipe.value());
   if (options.json) {
     nlohmann::ordered_json object = {{"ok", status.ok()}};
     if (status.ok()) {

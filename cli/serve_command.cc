@@ -10,6 +10,7 @@
 
 #include "bitdecoding/recipe.h"
 #include "io/key_shift.h"
+#include "io/outer_scale.h"
 #include "io/suggest.h"
 
 namespace bitdecoding::cli {
@@ -131,6 +132,12 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
   return {};
 }
 
+Status choose_outer_scales(Recipe* recipe) {
+  if (recipe->outer_scale_file.empty()) return {};
+  recipe->outer_scale_file = absolute(recipe->outer_scale_file);
+  return load_outer_scales(recipe->outer_scale_file).status();
+}
+
 Status check_extra(const std::vector<std::string>& extra) {
   for (const char* flag : {"--kv-cache-dtype", "--worker-extension-cls"}) {
     if (has_flag(extra, flag)) {
@@ -225,6 +232,7 @@ Result<ServeCommand> make_serve_command(const ServeOptions& options, const Pytho
   Result<Recipe> recipe = chosen_recipe(options);
   if (!recipe.ok()) return recipe.status();
   if (Status s = choose_key_shift(options, &recipe.value(), &command.notes); !s.ok()) return s;
+  if (Status s = choose_outer_scales(&recipe.value()); !s.ok()) return s;
   if (Status s = validate_recipe(recipe.value()); !s.ok()) {
     if (options.recipe.empty()) return s;
     return Status(s.code(), fmt::format("{}: {}", options.recipe, s.message()));

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "io/key_shift.h"
+#include "io/outer_scale.h"
 #include "io/safetensors.h"
 #include "require.h"
 
@@ -25,6 +26,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const float v : values.value()) require(std::isfinite(v), "values are finite");
   }
   require(bytes < size, "tensors do not overlap");
+  const auto scales = bitdecoding::parse_outer_scales("fuzz", {data, size});
+  if (scales.ok()) {
+    const auto& o = scales.value();
+    const auto all =
+        static_cast<std::size_t>(o.num_layers) * static_cast<std::size_t>(o.num_kv_heads);
+    require(all > 0 && (o.key.size() == all || o.value.size() == all), "a side has all heads");
+  }
   const auto sidecar = bitdecoding::parse_key_shift("fuzz", {data, size});
   if (!sidecar.ok()) return 0;
   const auto& s = sidecar.value();

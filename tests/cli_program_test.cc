@@ -4,6 +4,7 @@
 #include "bitdecoding/page.h"
 #include "cli_world.h"
 #include "io/key_shift.h"
+#include "io/outer_scale.h"
 
 namespace bitdecoding {
 namespace {
@@ -158,6 +159,32 @@ TEST_F(Cli, InspectsSidecarsAndRecipes) {
   EXPECT_EQ(json_of("inspect --json " + path("r.json"))["kind"], "recipe");
   write("junk", "neither one nor the other");
   EXPECT_EQ(program("inspect " + path("junk")).code, 5);
+}
+
+TEST_F(Cli, InspectsAndChecksOuterScales) {
+  OuterScales scales;
+  scales.num_layers = 2;
+  scales.num_kv_heads = 2;
+  scales.value = {-3, 0, 5, 1};
+  ASSERT_TRUE(save_outer_scales(scales, path("o.safetensors")).ok());
+  const nlohmann::json json = json_of("inspect --json " + path("o.safetensors"));
+  EXPECT_EQ(json["kind"], "outer_scales");
+  EXPECT_TRUE(json["outer_scales"]["key"].is_null());
+  EXPECT_EQ(json["outer_scales"]["value"]["least"], -3);
+  EXPECT_EQ(json["outer_scales"]["value"]["greatest"], 5);
+  EXPECT_HAS(program("inspect " + path("o.safetensors")).out, "value: 2^-3 to 2^5");
+  write("r.json", R"({"key_shift": false, "outer_scale_file": "o.safetensors"})");
+  EXPECT_EQ(program("recipe check " + path("r.json")).code, 0);
+  EXPECT_EQ(program(serve("--dry-run --recipe " + path("r.json"))).code, 0);
+  scales.value[2] = 65;
+  ASSERT_TRUE(save_outer_scales(scales, path("o.safetensors")).ok());
+  for (const std::string& run :
+       {"recipe check " + path("r.json"), serve("--dry-run --recipe " + path("r.json")),
+        "inspect " + path("o.safetensors")}) {
+    const Outcome bad = program(run);
+    EXPECT_EQ(bad.code, 1) << run;
+    EXPECT_HAS(bad.out, "layer 1, KV head 0");
+  }
 }
 
 TEST_F(Cli, DoctorReportsTheEnvironment) {

@@ -3,11 +3,13 @@ bitdecoding_test(recipe_parse_test LABELS unit)
 bitdecoding_test(io_file_test LABELS unit)
 bitdecoding_test(io_calibrate_test LABELS unit)
 bitdecoding_test(io_key_shift_join_test LABELS unit)
+bitdecoding_test(io_outer_scale_test LABELS unit)
 bitdecoding_test(safetensors_reader_test LABELS unit)
 bitdecoding_test(capi_errors_test LABELS unit)
 bitdecoding_test(capi_verbs_test LABELS unit)
 bitdecoding_test(capi_pages_test LABELS unit)
 bitdecoding_test(capi_calibration_test LABELS unit)
+bitdecoding_test(capi_outer_scale_test LABELS unit)
 
 # A real C program over the shared library.
 add_executable(capi_c_test capi_c_test.c)

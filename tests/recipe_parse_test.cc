@@ -100,7 +100,7 @@ TEST(RecipeNames, RoundTrip) {
 TEST(RecipeParse, OverridesEveryKey) {
   const Recipe r = parse_recipe(R"({"mode": "bitdecoding-nvfp4", "sink_tokens": 32,
       "tail_tokens": 128, "hadamard": false, "key_shift": true, "key_shift_file": "a.safetensors",
-      "key_rule": "code_search", "value_rule": "four_six", "query_terms": 1, "probability_c": 1,
+      "outer_scale_file": "o.safetensors", "key_rule": "code_search", "value_rule": "four_six", "query_terms": 1, "probability_c": 1,
       "probability_tau": 0.5, "arithmetic": "fp4", "reproducible": true,
       "shadow_pool_share": 0.1, "calibrate_file": "b.safetensors"})",
                                 "test")
@@ -110,6 +110,7 @@ TEST(RecipeParse, OverridesEveryKey) {
   EXPECT_FALSE(r.hadamard);
   EXPECT_TRUE(r.key_shift);
   EXPECT_EQ(r.key_shift_file, "a.safetensors");
+  EXPECT_EQ(r.outer_scale_file, "o.safetensors");
   EXPECT_EQ(r.key_rule, ScaleRule::kCodeSearch);
   EXPECT_EQ(r.value_rule, ScaleRule::kFourSix);
   EXPECT_EQ(r.query_terms, 1);
@@ -125,6 +126,7 @@ TEST(RecipeParse, PrintedRecipesParseBackToThemselves) {
   for (const char* text :
        {R"({"mode": "bf16"})", R"({"mode": "fp8"})", R"({"mode": "nvfp4"})",
         R"({"key_shift": false})", R"({"mode": "bitdecoding-mxfp4", "key_shift": false})",
+        R"({"key_shift": false, "outer_scale_file": "o"})",
         R"({"key_shift": false, "probability_tau": 0.1, "probability_c": 3.3})",
         R"({"calibrate_file": "x \" \\ ü", "probability_tau": "calibrate"})"}) {
     const Recipe recipe = parse_recipe(text, "test").take();
@@ -172,6 +174,8 @@ TEST(RecipeErrors, WrongTypesAndRangesSayWhatIsAccepted) {
       {"key_shift", "0"},
       {"key_shift_file", "7"},
       {"key_shift_file", "\"a\\u0000b\""},
+      {"outer_scale_file", "true"},
+      {"outer_scale_file", "[1, 2]"},
       {"key_rule", "\"amax7\""},
       {"key_rule", "6"},
       {"value_rule", "[]"},
@@ -246,6 +250,14 @@ TEST(RecipeErrors, RulesMustFitTheFormat) {
   EXPECT_HAS(error_of(R"({"mode": "bf16", "sink_tokens": 16})"), "set both to 0");
 }
 
+TEST(RecipeErrors, OuterScalesNeedScales) {
+  for (const char* mode : {"bf16", "fp8"}) {
+    EXPECT_HAS(error_of(std::string(R"({"outer_scale_file": "o", "mode": ")") + mode + "\"}"),
+               "outer_scale_file names powers of two");
+  }
+  EXPECT_TRUE(parse_recipe(R"({"mode": "nvfp4", "outer_scale_file": "o"})", "t").ok());
+}
+
 TEST(RecipeErrors, TauCalibrateIsNotServed) {
   EXPECT_HAS(error_of(R"({"key_shift": false, "probability_tau": "calibrate"})"),
              "cannot be served");
@@ -279,8 +291,10 @@ class RecipeFile : public ::testing::Test {
 
 TEST_F(RecipeFile, RelativePathsBelongToTheRecipesFolder) {
   const Recipe relative = load_recipe(write("r.json", R"({"key_shift_file": "sub/../k.safetensors",
+                                      "outer_scale_file": "o.safetensors",
                                       "calibrate_file": "c.safetensors"})"))
                               .take();
+  EXPECT_EQ(relative.outer_scale_file, (folder_ / "o.safetensors").string());
   EXPECT_EQ(relative.key_shift_file, (folder_ / "k.safetensors").string());
   EXPECT_EQ(relative.calibrate_file, (folder_ / "c.safetensors").string());
   const Recipe absolute =

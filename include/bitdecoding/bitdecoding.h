@@ -68,8 +68,8 @@ typedef struct bd_runtime_options {
 BD_API bd_status bd_runtime_create(const bd_runtime_options* options, bd_runtime** runtime);
 BD_API void bd_runtime_destroy(bd_runtime* runtime);
 /* JSON: version, backend, isa, threads, recipe (resolved), sidecar (path, layers, heads, head_dim),
- * warnings (sentences to log). Never NULL. Valid until the next bd_runtime_load_key_shift or the
- * runtime's end.
+ * outer_scales (path, layers, heads, key, value), warnings (sentences to log). Never NULL. Valid
+ * until the next bd_runtime_load_key_shift or the runtime's end.
  */
 BD_API const char* bd_runtime_describe(const bd_runtime* runtime);
 /* Replaces the sidecar key means; the path is the recipe's key_shift_file otherwise. Refused while
@@ -112,6 +112,10 @@ typedef struct bd_layer_options {
   int32_t window_left; /* -1 = off */
   int32_t reserved;
   const float* attn_sink; /* [num_q_heads], copied; nullable */
+  /* Exponents of the outer scales, -64 to 64, [num_kv_heads], copied; NULL = those of the recipe's
+   * outer_scale_file, else 0. Not together with that file. */
+  const int8_t* key_outer;
+  const int8_t* value_outer;
 } bd_layer_options;
 
 BD_API bd_status bd_layer_create(bd_runtime* runtime, const bd_layer_options* options,

@@ -47,6 +47,10 @@ constexpr int scale_block(Format f) {
 // rule).
 constexpr int group_tokens(Format f) { return f == Format::kMxfp4 ? 32 : 16; }
 
+// Exponents of outer scales are -64 to 64: every product of a code and its scales is a normal
+// float.
+inline constexpr int kMaxOuterExponent = 64;
+
 inline constexpr int kTileTokens = 64;
 inline constexpr int kMinPageSize = 64;
 inline constexpr int kMaxPageSize = 1024;

@@ -37,9 +37,10 @@ struct Recipe {
   int sink_tokens = 16;  // 0 = off
   int tail_tokens = 64;  // 0 = only the incomplete group
   bool hadamard = true;
-  bool key_shift = true;       // subtract the sidecar's key means
-  std::string key_shift_file;  // key_shift.safetensors; empty = none (then key_shift must be off
-                               // or calibration on)
+  bool key_shift = true;         // subtract the sidecar's key means
+  std::string key_shift_file;    // key_shift.safetensors; empty = none (then key_shift must be off
+                                 // or calibration on)
+  std::string outer_scale_file;  // key_outer and value_outer; empty = all outer scales are 1
   ScaleRule key_rule = ScaleRule::kFourSix;
   ScaleRule value_rule = ScaleRule::kAmax6;
   int query_terms = 2;                      // fp4 arithmetic: 1 or 2

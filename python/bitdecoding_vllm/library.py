@@ -79,6 +79,8 @@ class LayerOptions(Structure):
         ("window_left", c_int32),
         ("reserved", c_int32),
         ("attn_sink", c_void_p),
+        ("key_outer", c_void_p),
+        ("value_outer", c_void_p),
     ]
 
 

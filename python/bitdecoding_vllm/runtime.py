@@ -165,10 +165,11 @@ class Runtime:
         """One line that says what runs; its numbers are for one group of layers."""
         thousandths = self.page_info(head_dim, page_size).bytes_per_token_x1000
         sidecar = self.described.get("sidecar")
+        outer = self.described.get("outer_scales")
         logger.info(
             "bitdecoding %s: mode %s, pages %s, backend %s, ISA %s, %s threads, %g bytes a token "
             "and KV head, capacity %d tokens in pages of %d, BF16 pool %d slots of %d tokens = %d "
-            "bytes in %d layers, key means %s, %s",
+            "bytes in %d layers, key means %s, outer scales %s, %s",
             self.lib.version,
             self.mode,
             self.format,
@@ -183,6 +184,7 @@ class Runtime:
             pool.total_bytes,
             pool.num_layers,
             sidecar["path"] if sidecar else "off",
+            outer["path"] if outer else "off",
             self.note,
         )
 

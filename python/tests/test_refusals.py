@@ -65,6 +65,16 @@ def test_a_sidecar_of_another_model(engine, hollow, tmp_path):
     assert "32" in text and "30" in text
 
 
+def test_outer_scales_of_another_model(engine, hollow, tmp_path):
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "outer.safetensors"
+    save_file({"value_outer": np.full((32, 3), -3, np.int8)}, path)
+    recipe = {"key_shift": False, "outer_scale_file": str(path)}
+    text = refusal(engine, "bitdecoding-nvfp4", recipe, model=hollow)
+    assert "outer scales of 32 layers and 3 KV heads" in text and "30 layers" in text
+
+
 def test_a_missing_sidecar(engine, hollow, tmp_path):
     path = str(tmp_path / "none.safetensors")
     assert path in refusal(engine, "bitdecoding-nvfp4", {"key_shift_file": path}, model=hollow)

@@ -11,9 +11,6 @@
 namespace bitdecoding {
 namespace {
 
-constexpr int kMaxOuterExponent =
-    64;  // keeps every product of a code and its scales a normal float
-
 Status invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
 
 Status check_geometry(const PageGeometry& g) {
@@ -40,9 +37,7 @@ Status check_outer(const char* side, const std::int8_t* exponents, int heads) {
 
 Status check_layer(const LayerConfig* layer) {
   Status status = validate_layer_shape(layer);
-  if (status.ok()) status = check_outer("key", layer->key_outer, layer->num_kv_heads);
-  if (status.ok()) status = check_outer("value", layer->value_outer, layer->num_kv_heads);
-  return status;
+  return status.ok() ? validate_outer_scales(*layer) : status;
 }
 
 Status check_alignment(const char* what, const void* data, std::size_t bytes) {
@@ -193,6 +188,11 @@ Status validate_layer_shape(const LayerConfig* layer) {
         fmt::format("{} pages have no scales; pass null outer scales", format_name(g.format)));
   }
   return {};
+}
+
+Status validate_outer_scales(const LayerConfig& layer) {
+  Status status = check_outer("key", layer.key_outer, layer.num_kv_heads);
+  return status.ok() ? check_outer("value", layer.value_outer, layer.num_kv_heads) : status;
 }
 
 Status validate_group_size(const LayerConfig& layer) {

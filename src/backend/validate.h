@@ -19,6 +19,8 @@ Status validate_tensor(const char* what, const TensorView& t, std::int64_t token
 // sm_scale, softcap, window and arithmetic; attn_sink is not looked at.
 Status validate_scalars(const AttendParams& params);
 
+// The exponents of key_outer and value_outer.
+Status validate_outer_scales(const LayerConfig& layer);
 Status validate_write(const WriteParams& params);
 Status validate_attend(const AttendParams& params);
 // `params` needs layer, cache and plan only.

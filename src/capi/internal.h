@@ -20,6 +20,7 @@
 #include "bitdecoding/calibrate.h"
 #include "bitdecoding/recipe.h"
 #include "io/key_shift.h"
+#include "io/outer_scale.h"
 
 namespace bitdecoding::capi {
 
@@ -76,8 +77,9 @@ struct RuntimeState {
   Recipe recipe;
   std::string model;
   std::unique_ptr<Backend> backend;
-  WriteCounters write_counters;      // relaxed atomics
-  std::uint64_t corrupt_scales = 0;  // the same
+  WriteCounters write_counters;             // relaxed atomics
+  std::uint64_t corrupt_scales = 0;         // the same
+  std::optional<OuterScales> outer_scales;  // of the recipe's file
 
   std::mutex mutex;  // guards what follows
   std::optional<KeyShift> key_shift;
@@ -120,6 +122,8 @@ struct bd_layer {
   int window_left = -1;
   std::vector<float> key_shift;
   std::vector<float> attn_sink;
+  std::vector<std::int8_t> key_outer;
+  std::vector<std::int8_t> value_outer;
 };
 
 struct bd_steps {

@@ -1,4 +1,4 @@
-// Layers: shapes, this rank's slice of the key means, learned sinks.
+// Layers: shapes, this rank's slice of the key means and outer scales, learned sinks.
 #include <cmath>
 
 #include "backend/validate.h"
@@ -75,6 +75,30 @@ Status take_key_shift(RuntimeState* runtime, const bd_layer_options& o, bd_layer
   return {};
 }
 
+// From the recipe's file or from the caller; both would have to be compared to mean anything.
+Status take_outer_scales(const RuntimeState& runtime, const bd_layer_options& o, bd_layer* layer) {
+  if (runtime.outer_scales) {
+    const OuterScales& scales = *runtime.outer_scales;
+    if (o.key_outer != nullptr || o.value_outer != nullptr) {
+      return invalid(
+          "key_outer and value_outer are given, and so is the recipe's outer_scale_file '{}'; "
+          "leave out one of them",
+          scales.path);
+    }
+    if (Status s = check_outer_scales(scales, o.num_layers, o.total_kv_heads); !s.ok()) return s;
+    layer->key_outer = scales.slice(scales.key, o.layer_index, o.first_kv_head, o.num_kv_heads);
+    layer->value_outer = scales.slice(scales.value, o.layer_index, o.first_kv_head, o.num_kv_heads);
+  }
+  if (o.key_outer != nullptr) layer->key_outer.assign(o.key_outer, o.key_outer + o.num_kv_heads);
+  if (o.value_outer != nullptr) {
+    layer->value_outer.assign(o.value_outer, o.value_outer + o.num_kv_heads);
+  }
+  if (!layer->key_outer.empty()) layer->config.key_outer = layer->key_outer.data();
+  if (!layer->value_outer.empty()) layer->config.value_outer = layer->value_outer.data();
+  if (Status s = validate_layer_shape(&layer->config); !s.ok()) return s;
+  return validate_outer_scales(layer->config);
+}
+
 Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_layer_options& o,
               bd_layer** out) {
   if (Status s = check_options(o); !s.ok()) return s;
@@ -97,6 +121,7 @@ Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_layer_optio
   layer->softcap = o.softcap;
   layer->window_left = o.window_left;
   if (o.attn_sink != nullptr) layer->attn_sink.assign(o.attn_sink, o.attn_sink + o.num_q_heads);
+  if (Status s = take_outer_scales(*runtime, o, layer.get()); !s.ok()) return s;
   if (Status s = take_key_shift(runtime.get(), o, layer.get()); !s.ok()) return s;
   layer->runtime = runtime;
   *out = layer.release();

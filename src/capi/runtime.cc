@@ -35,14 +35,22 @@ nlohmann::ordered_json describe_key_shift(const KeyShift& sidecar) {
           {"metadata", sidecar.metadata}};
 }
 
-void add_model_warning(const RuntimeState& state, std::vector<std::string>* warnings) {
-  if (!state.key_shift || state.model.empty()) return;
-  const auto model = state.key_shift->metadata.find("model");
-  if (model == state.key_shift->metadata.end() || model->second == state.model) return;
-  warnings->push_back(
-      fmt::format("the key means in '{}' were made from the model '{}', and this "
-                  "is '{}'",
-                  state.key_shift->path, model->second, state.model));
+nlohmann::ordered_json describe_outer_scales(const OuterScales& scales) {
+  return {{"path", scales.path},
+          {"layers", scales.num_layers},
+          {"heads", scales.num_kv_heads},
+          {"key", !scales.key.empty()},
+          {"value", !scales.value.empty()}};
+}
+
+// `file` is a KeyShift or OuterScales.
+template <class File>
+void add_model_warning(const char* what, const File& file, const std::string& model,
+                       std::vector<std::string>* warnings) {
+  const auto made_from = file.metadata.find("model");
+  if (model.empty() || made_from == file.metadata.end() || made_from->second == model) return;
+  warnings->push_back(fmt::format("the {} in '{}' were made from the model '{}', and this is '{}'",
+                                  what, file.path, made_from->second, model));
 }
 
 // Found now and not when the server stops and its work would be lost.
@@ -58,8 +66,13 @@ Status check_calibrate_folder(const std::string& file) {
 
 std::string describe(const RuntimeState& state) {
   std::vector<std::string> warnings;
-  if (state.key_shift) warnings = state.key_shift->warnings;
-  add_model_warning(state, &warnings);
+  if (state.key_shift) {
+    warnings = state.key_shift->warnings;
+    add_model_warning("key means", *state.key_shift, state.model, &warnings);
+  }
+  if (state.outer_scales) {
+    add_model_warning("outer scales", *state.outer_scales, state.model, &warnings);
+  }
   nlohmann::ordered_json json;
   json["version"] = BITDECODING_VERSION;
   json["backend"] = state.backend->name();
@@ -68,6 +81,7 @@ std::string describe(const RuntimeState& state) {
   json["fragment_order"] = fragment_order_name(state.backend->fragment_order());
   json["recipe"] = nlohmann::ordered_json::parse(recipe_to_json(state.recipe));
   json["sidecar"] = state.key_shift ? describe_key_shift(*state.key_shift) : nullptr;
+  json["outer_scales"] = state.outer_scales ? describe_outer_scales(*state.outer_scales) : nullptr;
   json["warnings"] = warnings;
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
@@ -94,6 +108,11 @@ Status create(const bd_runtime_options& options, bd_runtime** runtime) {
     if (!sidecar.ok()) return sidecar.status();
     state->key_shift = sidecar.take();
     if (Status s = take_calibrated_tau(state.get()); !s.ok()) return s;
+  }
+  if (!state->recipe.outer_scale_file.empty()) {
+    Result<OuterScales> scales = load_outer_scales(state->recipe.outer_scale_file);
+    if (!scales.ok()) return scales.status();
+    state->outer_scales = scales.take();
   }
   if (Status s = check_calibrate_folder(state->recipe.calibrate_file); !s.ok()) return s;
   state->tau = TauCalibrator(state->recipe.probability_c);

@@ -145,10 +145,14 @@ Status check_key_shift(const KeyShift& sidecar, int num_layers, int total_kv_hea
 }
 
 Status save_key_shift(const KeyShift& sidecar, const std::string& path) {
-  const std::int64_t shape[3] = {sidecar.num_layers, sidecar.num_kv_heads, sidecar.head_dim};
   std::map<std::string, std::string> metadata = sidecar.metadata;
   metadata["version"] = kVersion;
-  return write_float_safetensors(path, kTensorName, shape, sidecar.values, metadata);
+  return write_safetensors(path,
+                           {{kTensorName,
+                             "F32",
+                             {sidecar.num_layers, sidecar.num_kv_heads, sidecar.head_dim},
+                             std::as_bytes(std::span(sidecar.values))}},
+                           metadata);
 }
 
 }  // namespace bitdecoding

@@ -162,6 +162,7 @@ Result<Recipe> read_recipe(const std::string& path) {
     Result<Recipe> recipe = parse_checked(text.value(), path);
     if (!recipe.ok()) return recipe;
     recipe.value().key_shift_file = beside(path, recipe.value().key_shift_file);
+    recipe.value().outer_scale_file = beside(path, recipe.value().outer_scale_file);
     recipe.value().calibrate_file = beside(path, recipe.value().calibrate_file);
     return recipe;
   } catch (const std::bad_alloc&) {

@@ -101,6 +101,11 @@ std::vector<RecipeField> make_fields() {
        "where the key means are; relative to the recipe's folder",
        [](const Recipe& r) { return Json(r.key_shift_file); },
        [](const Json& v, Recipe* r) { return set_path(v, &r->key_shift_file); }},
+      {"outer_scale_file", "the path of a safetensors file with key_outer or value_outer, or \"\"",
+       "powers of two above the block scales, one a layer and KV head; relative to the recipe's "
+       "folder",
+       [](const Recipe& r) { return Json(r.outer_scale_file); },
+       [](const Json& v, Recipe* r) { return set_path(v, &r->outer_scale_file); }},
       {"key_rule", kRuleNames, "how the scale of a block of K is chosen",
        [](const Recipe& r) { return Json(scale_rule_name(r.key_rule)); },
        [](const Json& v, Recipe* r) { return set_name(v, parse_scale_rule, &r->key_rule); }},

@@ -65,6 +65,14 @@ Status check_key_path(const Recipe& recipe) {
   return {};
 }
 
+Status check_outer_scales(const Recipe& recipe) {
+  if (recipe.outer_scale_file.empty() || scale_block(recipe.format) != 0) return {};
+  return invalid(
+      fmt::format("outer_scale_file names powers of two above the scales of FP4 blocks, and format "
+                  "'{}' has no scales; set it to \"\", or choose nvfp4, mxfp4 or nvfp4_rows",
+                  format_name(recipe.format)));
+}
+
 Status check_arithmetic(const Recipe& recipe) {
   if (recipe.arithmetic == Arithmetic::kFp4 && !is_tiled(recipe.format)) {
     return invalid(
@@ -95,6 +103,7 @@ Status validate_recipe(const Recipe& recipe) {
   if (Status s = check_rule("key_rule", recipe.key_rule, recipe.format); !s.ok()) return s;
   if (Status s = check_rule("value_rule", recipe.value_rule, recipe.format); !s.ok()) return s;
   if (Status s = check_key_path(recipe); !s.ok()) return s;
+  if (Status s = check_outer_scales(recipe); !s.ok()) return s;
   if (recipe.format == Format::kBf16 && (recipe.sink_tokens > 0 || recipe.tail_tokens > 0)) {
     return invalid(
         "sink_tokens and tail_tokens keep tokens in BF16 beside the pages, and the pages of format "

@@ -321,20 +321,38 @@ Result<std::vector<float>> read_float_tensor(const ByteSource& source,
   return values;
 }
 
-Status write_float_safetensors(const std::string& path, const std::string& name,
-                               std::span<const std::int64_t> shape, std::span<const float> values,
-                               const std::map<std::string, std::string>& metadata) {
+Result<std::vector<std::int8_t>> read_int8_tensor(const ByteSource& source,
+                                                  const SafetensorsEntry& entry) {
+  if (entry.dtype != "I8") {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("'{}': tensor '{}' has dtype {}; expected I8", source.name(),
+                              entry.name, entry.dtype));
+  }
+  std::vector<std::int8_t> values(entry.bytes);
+  const std::span<std::uint8_t> out(reinterpret_cast<std::uint8_t*>(values.data()), values.size());
+  if (Status s = source.read(entry.offset, out); !s.ok()) return s;
+  return values;
+}
+
+Status write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json json;
   json["__metadata__"] = metadata;
-  json[name] = {{"dtype", "F32"},
-                {"shape", std::vector<std::int64_t>(shape.begin(), shape.end())},
-                {"data_offsets", {0, values.size_bytes()}}};
+  std::uint64_t begin = 0;
+  for (const SafetensorsTensor& tensor : tensors) {
+    const std::uint64_t end = begin + tensor.bytes.size();
+    json[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+    begin = end;
+  }
   std::string header = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const auto length = std::bit_cast<std::array<char, 8>>(std::uint64_t{header.size()});
   std::string file(length.data(), length.size());
   file += header;
-  file.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+  for (const SafetensorsTensor& tensor : tensors) {
+    file.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+  }
   return write_file_atomic(path, file);
 }
 

@@ -3,6 +3,7 @@
 // bytes that are there before anything is allocated, and errors name the byte offset.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -49,9 +50,19 @@ Result<SafetensorsIndex> read_safetensors_index(const ByteSource& source);
 Result<std::vector<float>> read_float_tensor(const ByteSource& source,
                                              const SafetensorsEntry& entry);
 
-// One F32 tensor and its metadata, written through a temporary file.
-Status write_float_safetensors(const std::string& path, const std::string& name,
-                               std::span<const std::int64_t> shape, std::span<const float> values,
-                               const std::map<std::string, std::string>& metadata);
+// Values of an I8 tensor.
+Result<std::vector<std::int8_t>> read_int8_tensor(const ByteSource& source,
+                                                  const SafetensorsEntry& entry);
+
+struct SafetensorsTensor {
+  std::string name;
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+// Tensors and metadata, written through a temporary file.
+Status write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                         const std::map<std::string, std::string>& metadata);
 
 }  // namespace bitdecoding
