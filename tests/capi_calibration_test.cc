@@ -141,6 +141,43 @@ TEST_F(CapiCalibration, TauIsFoundSavedAndTaken) {
   EXPECT_HAS(without.error, "holds no calibrated tau");
 }
 
+TEST_F(CapiCalibration, ANewSidecarBringsItsOwnTau) {
+  KeyShift sidecar;
+  sidecar.num_layers = 2;
+  sidecar.num_kv_heads = kHeads;
+  sidecar.head_dim = kDim;
+  sidecar.values.assign(2 * kHeads * kDim, 0.0F);
+  sidecar.values[7] = 1.0F;
+  const auto save = [&](const char* name, const char* tau) {
+    sidecar.metadata.clear();
+    if (tau != nullptr) sidecar.metadata = {{"probability_tau", tau}, {"probability_c", "8"}};
+    const std::string path = (folder_ / name).string();
+    EXPECT_TRUE(save_key_shift(sidecar, path).ok());
+    return path;
+  };
+  const std::string first = save("first.safetensors", "0.25");
+  const std::string second = save("second.safetensors", "0.5");
+  const std::string without = save("without.safetensors", nullptr);
+  const nlohmann::json recipe = {{"key_shift_file", first}, {"probability_tau", "calibrate"}};
+  const Runtime runtime(recipe.dump().c_str());
+  ASSERT_EQ(runtime.status, BD_OK) << runtime.error;
+  const auto tau = [&] {
+    const char* text = bd_runtime_recipe_value(runtime.handle, "probability_tau");
+    const nlohmann::json json = nlohmann::json::parse(bd_runtime_describe(runtime.handle));
+    EXPECT_EQ(json["recipe"]["probability_tau"].dump(), text);
+    return std::string(text);
+  };
+  EXPECT_EQ(tau(), "0.25");
+  EXPECT_EQ(bd_runtime_load_key_shift(runtime.handle, second.c_str()), BD_OK) << bd_last_error();
+  EXPECT_EQ(tau(), "0.5");
+  EXPECT_STREQ(bd_runtime_recipe_value(runtime.handle, "key_shift_file"), second.c_str());
+  // One without a tau would be served with another's.
+  EXPECT_EQ(bd_runtime_load_key_shift(runtime.handle, without.c_str()), BD_INVALID_ARGUMENT);
+  EXPECT_HAS(bd_last_error(), "without.safetensors' holds no calibrated tau");
+  EXPECT_EQ(tau(), "0.5");
+  EXPECT_STREQ(bd_runtime_recipe_value(runtime.handle, "key_shift_file"), second.c_str());
+}
+
 TEST_F(CapiCalibration, KeyMeansImproveShiftedKeys) {
   KeyShift sidecar;
   sidecar.num_layers = 2;

@@ -72,8 +72,9 @@ BD_API void bd_runtime_destroy(bd_runtime* runtime);
  * until the next bd_runtime_load_key_shift or the runtime's end.
  */
 BD_API const char* bd_runtime_describe(const bd_runtime* runtime);
-/* Replaces the sidecar key means; the path is the recipe's key_shift_file otherwise. Refused while
- * the runtime has layers: pages written under other means would be read wrongly. */
+/* Replaces the sidecar key means, and tau where the recipe leaves it to calibration; the path is
+ * the recipe's key_shift_file otherwise. Refused while the runtime has layers: pages written under
+ * other means would be read wrongly. A refusal leaves the runtime as it was. */
 BD_API bd_status bd_runtime_load_key_shift(bd_runtime* runtime, const char* path);
 /* One key of the resolved recipe as text ("format" -> "nvfp4"); NULL for an unknown key. Valid
  * until the next bd_runtime_load_key_shift or the runtime's end. */

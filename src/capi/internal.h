@@ -85,6 +85,7 @@ struct RuntimeState {
   std::optional<KeyShift> key_shift;
   std::string describe;
   std::map<std::string, std::string, std::less<>> recipe_values;
+  bool tau_from_sidecar = false;  // the recipe said "calibrate"
   int live_layers = 0;
   std::set<const bd_steps*> live_steps;
   StepCounters ended_steps;  // of destroyed bd_steps
@@ -103,8 +104,9 @@ struct RuntimeState {
 Status prepare_calibration(RuntimeState* runtime, const bd_layer_options& options);
 // Feeds the calibrator of tau from some of the calls to bd_attend, while tau is being calibrated.
 Status observe_probabilities(const AttendParams& params, RuntimeState* runtime);
-// Takes tau from the sidecar when the recipe leaves it to calibration.
-Status take_calibrated_tau(RuntimeState* runtime);
+// Takes tau from the sidecar when the recipe leaves it to calibration and none is under way; a
+// later sidecar must bring its own. On an error nothing has changed.
+Status take_calibrated_tau(const KeyShift& sidecar, RuntimeState* runtime);
 
 }  // namespace bitdecoding::capi
 

@@ -107,7 +107,7 @@ Status create(const bd_runtime_options& options, bd_runtime** runtime) {
     Result<KeyShift> sidecar = load_key_shift(state->recipe.key_shift_file);
     if (!sidecar.ok()) return sidecar.status();
     state->key_shift = sidecar.take();
-    if (Status s = take_calibrated_tau(state.get()); !s.ok()) return s;
+    if (Status s = take_calibrated_tau(*state->key_shift, state.get()); !s.ok()) return s;
   }
   if (!state->recipe.outer_scale_file.empty()) {
     Result<OuterScales> scales = load_outer_scales(state->recipe.outer_scale_file);
@@ -145,11 +145,11 @@ Status load_shift(RuntimeState* state, const char* path) {
         "under other means would be read wrongly; load them before bd_layer_create",
         state->live_layers);
   }
+  if (Status s = take_calibrated_tau(sidecar.value(), state); !s.ok()) return s;
   state->key_shift = sidecar.take();
   state->recipe.key_shift = true;
   state->recipe.key_shift_file = path;
-  state->recipe_values["key_shift"] = "true";
-  state->recipe_values["key_shift_file"] = path;
+  fill_recipe_values(state);
   state->describe = describe(*state);
   return {};
 }

@@ -109,27 +109,28 @@ Status observe_probabilities(const AttendParams& params, RuntimeState* runtime) 
   return {};
 }
 
-// "probability_tau": "calibrate" without a calibration under way: the sidecar has the number.
-Status take_calibrated_tau(RuntimeState* runtime) {
+Status take_calibrated_tau(const KeyShift& sidecar, RuntimeState* runtime) {
   Recipe& recipe = runtime->recipe;
-  if (!recipe.tau_calibrate || !recipe.calibrate_file.empty()) return {};
-  const float tau = metadata_number(*runtime->key_shift, "probability_tau");
-  const float c = metadata_number(*runtime->key_shift, "probability_c");
+  const bool asked = recipe.tau_calibrate && recipe.calibrate_file.empty();
+  if (!asked && !runtime->tau_from_sidecar) return {};
+  const float tau = metadata_number(sidecar, "probability_tau");
+  const float c = metadata_number(sidecar, "probability_c");
   if (!(tau >= 0.0F && tau <= 448.0F)) {
     return invalid(
         "probability_tau is \"calibrate\", and the sidecar '{}' holds no calibrated tau; "
         "calibrate with that setting once, or give a number (0.0205078125 is a good "
         "start, 0 switches the rule off)",
-        runtime->key_shift->path);
+        sidecar.path);
   }
   if (c != recipe.probability_c) {
     return invalid(
         "the sidecar '{}' holds a tau for probability_c {}, and the recipe has {}; "
         "calibrate again, or give probability_tau as a number",
-        runtime->key_shift->path, c, recipe.probability_c);
+        sidecar.path, c, recipe.probability_c);
   }
   recipe.probability_tau = tau;
   recipe.tau_calibrate = false;
+  runtime->tau_from_sidecar = true;
   return {};
 }
 
