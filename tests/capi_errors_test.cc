@@ -1,4 +1,6 @@
 // Bad options through the C ABI: each a status and a sentence. Also what a runtime says of itself.
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -98,11 +100,21 @@ TEST(CapiLayer, RefusesBadOptions) {
   EXPECT_HAS(error_of([](auto& o) { o.total_kv_heads = 1; }), "total_kv_heads is 1");
   EXPECT_HAS(error_of([](auto& o) { o.num_q_heads = 17 * o.num_kv_heads; }),
              "17 query heads for each KV head are not offered");
-  EXPECT_HAS(error_of([](auto& o) { o.head_dim = 80; }), "80");
+  for (const int head_dim : {-1, 0, 32, 40, 72, 80, 100, 112, 512}) {
+    const std::string error = error_of([&](auto& o) { o.head_dim = head_dim; });
+    EXPECT_HAS(error, "head_dim " + std::to_string(head_dim) + " is not offered");
+    EXPECT_HAS(error, "64, 96, 128, 192, 256");
+  }
   EXPECT_HAS(error_of([](auto& o) { o.page_size = 96; }), "96");
-  EXPECT_HAS(error_of([](auto& o) { o.sm_scale = 0; }), "sm_scale");
-  EXPECT_HAS(error_of([](auto& o) { o.sm_scale = NAN; }), "sm_scale");
-  EXPECT_HAS(error_of([](auto& o) { o.softcap = -1; }), "softcap");
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float scale : {0.0F, -0.125F, NAN, kInfinity, -kInfinity, 3e38F, 1e-40F}) {
+    const std::string error = error_of([&](auto& o) { o.sm_scale = scale; });
+    EXPECT_HAS(error, "sm_scale is " + fmt::format("{}", scale));
+    EXPECT_HAS(error, "1 / sqrt(head_dim) as a rule");
+  }
+  for (const float softcap : {-1.0F, NAN, kInfinity, 3e38F, 1e-40F}) {
+    EXPECT_HAS(error_of([&](auto& o) { o.softcap = softcap; }), "softcap is");
+  }
   EXPECT_HAS(error_of([](auto& o) { o.window_left = -2; }), "window_left");
   const float sinks[] = {0, 0, NAN, 0};
   EXPECT_HAS(error_of([&](auto& o) { o.attn_sink = sinks; }), "attn_sink of query head 2");

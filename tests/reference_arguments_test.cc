@@ -126,9 +126,12 @@ TEST_P(Arguments, Layers) {
 TEST_P(Arguments, Scalars) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
-  expect_attend(kBad, [&](AttendParams& p) { p.sm_scale = nan; });
-  expect_attend(kBad, [&](AttendParams& p) { p.softcap = -1.0F; });
-  expect_attend(kBad, [&](AttendParams& p) { p.softcap = inf; });
+  for (const float scale : {nan, inf, 3e38F, 65537.0F, 0.0F, -0.125F, 1e-40F}) {
+    expect_attend(kBad, [&](AttendParams& p) { p.sm_scale = scale; });
+  }
+  for (const float softcap : {nan, inf, 3e38F, -1.0F, 1e-40F}) {
+    expect_attend(kBad, [&](AttendParams& p) { p.softcap = softcap; });
+  }
   expect_attend(kBad, [&](AttendParams& p) { p.window_left = -2; });
   const float sinks[6] = {0, 0, 0, nan, 0, 0};
   expect_attend(kBad, [&](AttendParams& p) { p.attn_sink = sinks; });

@@ -37,7 +37,7 @@ struct AttendParams {
   float* lse = nullptr;                  // [num_tokens][num_q_heads], natural log; nullable
   const StepPlan* plan = nullptr;
 
-  float sm_scale = 1.0F;
+  float sm_scale = 1.0F;             // 2^-16 to 2^16
   float softcap = 0.0F;              // 0 = off; scores become softcap * tanh(score / softcap)
   int window_left = -1;              // visible: p > q - window_left - 1 (FlashAttention); -1 = off
   const float* attn_sink = nullptr;  // [num_q_heads] learned logits in the denominator, or null

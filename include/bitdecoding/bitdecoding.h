@@ -108,8 +108,8 @@ typedef struct bd_layer_options {
   int32_t total_kv_heads; /* of the model: checked against the sidecar */
   int32_t head_dim;
   int32_t page_size;
-  float sm_scale;
-  float softcap;       /* 0 = off */
+  float sm_scale;      /* 2^-16 to 2^16 */
+  float softcap;       /* 0 = off; else 2^-16 to 2^16 */
   int32_t window_left; /* -1 = off */
   int32_t reserved;
   const float* attn_sink; /* [num_q_heads], copied; nullable */

@@ -257,16 +257,27 @@ Status validate_tensor(const char* what, const TensorView& t, std::int64_t token
   return {};
 }
 
+Status validate_score_scalars(float sm_scale, float softcap, int window_left) {
+  if (!(sm_scale >= 1.0F / kMostScoreFactor && sm_scale <= kMostScoreFactor)) {
+    return invalid(
+        fmt::format("sm_scale is {}; expected a positive number from {} to {}, 1 / sqrt(head_dim) "
+                    "as a rule",
+                    sm_scale, 1.0F / kMostScoreFactor, kMostScoreFactor));
+  }
+  if (softcap != 0.0F && !(softcap >= 1.0F / kMostScoreFactor && softcap <= kMostScoreFactor)) {
+    return invalid(fmt::format("softcap is {}; expected 0 (off) or a positive number from {} to {}",
+                               softcap, 1.0F / kMostScoreFactor, kMostScoreFactor));
+  }
+  if (window_left < -1) {
+    return invalid(
+        fmt::format("window_left is {}; expected a number of tokens, or -1 (off)", window_left));
+  }
+  return {};
+}
+
 Status validate_scalars(const AttendParams& p) {
-  if (!std::isfinite(p.sm_scale)) {
-    return invalid(fmt::format("sm_scale is {}; expected a finite number", p.sm_scale));
-  }
-  if (!(p.softcap >= 0.0F && std::isfinite(p.softcap))) {
-    return invalid(fmt::format("softcap is {}; expected 0 (off) or a positive number", p.softcap));
-  }
-  if (p.window_left < -1) {
-    return invalid(fmt::format("window_left is {}; expected -1 (off) or more", p.window_left));
-  }
+  Status status = validate_score_scalars(p.sm_scale, p.softcap, p.window_left);
+  if (!status.ok()) return status;
   switch (p.arithmetic) {
     case Arithmetic::kWide:
     case Arithmetic::kInt8:

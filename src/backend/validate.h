@@ -16,7 +16,12 @@ Status validate_group_size(const LayerConfig& layer);
 Status validate_cache(const CacheView& cache, const LayerConfig& layer);
 Status validate_tensor(const char* what, const TensorView& t, std::int64_t tokens, int heads,
                        int head_dim);
-// sm_scale, softcap, window and arithmetic; attn_sink is not looked at.
+// sm_scale and softcap are 1 / kMostScoreFactor to kMostScoreFactor. No model comes near either
+// end; numbers beyond are left-overs of an uninitialised or missing value, and make every score
+// infinite or zero.
+inline constexpr float kMostScoreFactor = 65536.0F;
+Status validate_score_scalars(float sm_scale, float softcap, int window_left);
+// The same and the arithmetic; attn_sink is not looked at.
 Status validate_scalars(const AttendParams& params);
 
 // The exponents of key_outer and value_outer.

@@ -39,16 +39,7 @@ Status check_options(const bd_layer_options& o) {
   if (Status s = check_range("num_layers", o.num_layers, 1, kMaxLayers); !s.ok()) return s;
   if (Status s = check_range("layer_index", o.layer_index, 0, o.num_layers - 1); !s.ok()) return s;
   if (Status s = check_heads(o); !s.ok()) return s;
-  if (!(std::isfinite(o.sm_scale) && o.sm_scale > 0.0F)) {
-    return invalid("sm_scale is {}; expected a positive number, 1 / sqrt(head_dim) as a rule",
-                   o.sm_scale);
-  }
-  if (!(std::isfinite(o.softcap) && o.softcap >= 0.0F)) {
-    return invalid("softcap is {}; expected a positive number, or 0 for off", o.softcap);
-  }
-  if (o.window_left < -1) {
-    return invalid("window_left is {}; expected a number of tokens, or -1 for off", o.window_left);
-  }
+  if (Status s = validate_score_scalars(o.sm_scale, o.softcap, o.window_left); !s.ok()) return s;
   for (std::int32_t h = 0; o.attn_sink != nullptr && h < o.num_q_heads; ++h) {
     if (std::isnan(o.attn_sink[h]) || o.attn_sink[h] == INFINITY) {
       return invalid("attn_sink of query head {} is {}; expected a logit", h, o.attn_sink[h]);

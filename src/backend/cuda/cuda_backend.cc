@@ -110,9 +110,6 @@ Status check_attend(const AttendParams& p, const Plan& plan, int most_head_dim) 
                         "and emulates fp4, but not {}; set the recipe's arithmetic to wide",
                         arithmetic_name(p.arithmetic))};
   }
-  if (p.sm_scale <= 0.0F) {
-    return invalid(fmt::format("sm_scale is {}; expected a positive number", p.sm_scale));
-  }
   if (p.layer->num_q_heads != plan.limits().num_q_heads ||
       p.layer->geometry.head_dim > most_head_dim) {
     return invalid(
