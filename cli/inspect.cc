@@ -268,6 +268,14 @@ Result<Report> inspect_recipe(const Recipe& recipe) {
 }
 
 Result<Report> inspect_file(const std::string& path) {
+  // What is inspected is opened more than once; a device or a pipe may never end, too.
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("'{}' is no regular file but a folder, a device or a pipe; give a "
+                              "page file, a sidecar or a recipe",
+                              path));
+  }
   // A sidecar may be large and is read in parts; the others are read whole.
   const std::string extension = std::filesystem::path(path).extension().string();
   if (extension == ".safetensors") return inspect_safetensors(path);

@@ -143,6 +143,20 @@ TEST_F(Cli, InspectsPages) {
   }
 }
 
+TEST_F(Cli, InspectsRegularFilesOfASaneSizeAlone) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  for (const std::string& what : {std::string("/dev/zero"), path("pipe"), path("model")}) {
+    const Outcome run = program("inspect " + what);
+    EXPECT_EQ(run.code, 1) << what;
+    EXPECT_HAS(run.out, "'" + what + "' is no regular file");
+  }
+  write("large", "BD4P");
+  fs::resize_file(path("large"), std::uintmax_t{1} << 33);
+  const Outcome large = program("inspect " + path("large"));
+  EXPECT_EQ(large.code, 1);
+  EXPECT_HAS(large.out, "is longer than 268435456 bytes");
+}
+
 TEST_F(Cli, InspectsSidecarsAndRecipes) {
   KeyShift sidecar;
   sidecar.num_layers = 2;

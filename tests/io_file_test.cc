@@ -39,8 +39,28 @@ TEST_F(FileTest, RoundTripAtTheLimit) {
   }
 }
 
-TEST_F(FileTest, AnEndlessFileIsCutAtTheLimit) {
-  EXPECT_EQ(read_file("/dev/zero", 1000).status().code(), StatusCode::kInvalidArgument);
+TEST_F(FileTest, DevicesAndFilesAboveTheLimitAreNotRead) {
+  const Status device = read_file("/dev/zero", 1 << 20).status();
+  EXPECT_EQ(device.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(device.message().find("is a device"), std::string::npos) << device.message();
+  ASSERT_TRUE(write_file_atomic(path("sparse"), "x").ok());
+  std::error_code error;
+  std::filesystem::resize_file(path("sparse"), std::uintmax_t{1} << 33, error);
+  ASSERT_FALSE(error) << error.message();
+  const Status large = read_file(path("sparse"), 1 << 20).status();
+  EXPECT_EQ(large.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(large.message().find("longer than 1048576 bytes"), std::string::npos);
+}
+
+TEST_F(FileTest, AnEndlessPipeIsCutAtTheLimit) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const std::string bytes(2000, 'x');
+  ASSERT_EQ(::write(ends[1], bytes.data(), bytes.size()), 2000);
+  const auto text = read_file("/dev/fd/" + std::to_string(ends[0]), 1000);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  EXPECT_EQ(text.status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST_F(FileTest, ANamedPipeWithoutAWriterIsNotWaitedFor) {

@@ -71,11 +71,16 @@ Result<std::string> read_file(const std::string& path, std::int64_t max_bytes) {
   if (::fstat(file.get(), &info) != 0) {
     return Status(StatusCode::kIo, fmt::format("cannot read '{}': {}", path, system_reason(errno)));
   }
-  if (S_ISDIR(info.st_mode)) {
+  if (S_ISDIR(info.st_mode) || S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode)) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("'{}' is a folder; expected a file", path));
+                  fmt::format("'{}' is a {}; expected a file", path,
+                              S_ISDIR(info.st_mode) ? "folder" : "device"));
   }
-  // Read one byte more than allowed: the size of a pipe or a growing file is not known before.
+  const Status too_long(
+      StatusCode::kInvalidArgument,
+      fmt::format("'{}' is longer than {} bytes, the most that is read", path, max_bytes));
+  if (S_ISREG(info.st_mode) && info.st_size > max_bytes) return too_long;
+  // Read one byte more than allowed: how long a pipe or a growing file is shows at its end only.
   std::string text;
   std::size_t used = 0;
   const auto limit = static_cast<std::size_t>(max_bytes) + 1;
@@ -95,11 +100,7 @@ Result<std::string> read_file(const std::string& path, std::int64_t max_bytes) {
     if (n == 0) break;
     used += static_cast<std::size_t>(n);
   }
-  if (used >= limit) {
-    return Status(
-        StatusCode::kInvalidArgument,
-        fmt::format("'{}' is longer than {} bytes, the most that is read", path, max_bytes));
-  }
+  if (used >= limit) return too_long;
   text.resize(used);
   return text;
 }

@@ -9,8 +9,9 @@
 
 namespace bitdecoding {
 
-// kNotFound when there is no such file, kInvalidArgument for a folder or a file above max_bytes
-// (nothing is allocated then), kIo with the reason otherwise.
+// kNotFound when there is no such file, kInvalidArgument for a folder, a device (it may never end)
+// or a file above max_bytes (nothing is read then), kIo with the reason otherwise. Of a pipe at
+// most max_bytes are read.
 Result<std::string> read_file(const std::string& path, std::int64_t max_bytes);
 
 // Writes a temporary file beside `path`, syncs it and renames it: a reader, or a crash, sees the
