@@ -240,33 +240,6 @@ TEST(ReferenceWrite, NonFiniteInputIsCountedAndStoredAsZero) {
   }
 }
 
-TEST(ReferenceWrite, SaturationAndUnderflowAreCounted) {
-  WorldOptions o;
-  o.num_kv_heads = o.num_q_heads = 1;
-  o.hadamard = false;
-  o.shift = false;
-  World w(o);
-  const int s = w.add_sequence(kPages);
-  ASSERT_TRUE(w.plan_step({{s, iota_tokens(0, 1)}}).ok());
-  std::vector<float> k(static_cast<std::size_t>(o.head_dim), 1.0F);
-  std::vector<float> v = k;
-  k[0] = 2688.0F;                                                        // just fits
-  k[16] = 2704.0F;                                                       // does not
-  for (int i = 32; i < 48; ++i) k[static_cast<std::size_t>(i)] = 1e-4F;  // scale rounds to zero
-  v[3] = 1e30F;
-  WriteParams p;
-  p.layer = &w.layer;
-  p.cache = w.cache;
-  p.shadow = w.shadow;
-  p.key = {k.data(), DType::kF32, o.head_dim, o.head_dim};
-  p.value = {v.data(), DType::kF32, o.head_dim, o.head_dim};
-  p.plan = &w.plan;
-  p.counters = &w.counters;
-  ASSERT_TRUE(w.backend->write(p).ok());
-  EXPECT_EQ(w.counters.saturated_blocks, 2U);
-  EXPECT_EQ(w.counters.flushed_blocks, 1U);
-}
-
 TEST(ReferenceWrite, TypesOfInputGiveTheSameBytes) {
   WorldOptions o;
   o.dtype = DType::kBf16;

@@ -117,7 +117,17 @@ TEST(ScaleRules, SmallestAndLargestMagnitudes) {
       EXPECT_LE(b.scale, is_e8m0_rule(rule) ? kE8m0MaxCode : kE4m3MaxCode);
       for (const float v : b.values) EXPECT_TRUE(std::isfinite(v));
       EXPECT_LE(b.values[0], m * 1.5F);
+      // Beyond the range is the largest value, also where squared errors overflow.
+      if (m >= 1e20F && !is_e8m0_rule(rule)) {
+        EXPECT_EQ(b.values[0], 2688.0F) << static_cast<int>(rule);
+      }
     }
+    // Inside the range of the largest outer scale they overflow, too.
+    std::vector<float> x(static_cast<std::size_t>(block_of(rule)), 0x1p70F);
+    x[1] = -0x1p71F;
+    const Block b = quantize(rule, x, 0x1p64F);
+    EXPECT_TRUE(std::fabs(b.values[0] - x[0]) <= 0.13F * x[0]) << static_cast<int>(rule);
+    EXPECT_TRUE(std::fabs(b.values[1] - x[1]) <= -0.13F * x[1]) << static_cast<int>(rule);
   }
   // What the largest scale can express: 6 * 448.
   std::vector<float> x(16, 2688.0F);
@@ -200,6 +210,35 @@ TEST(ScaleRules, QuantizedDataIsAFixedPoint) {
       const Block twice = quantize(rule, once.values);
       for (std::size_t j = 0; j < x.size(); ++j) EXPECT_EQ(once.values[j], twice.values[j]);
       if (HasFailure()) return;
+    }
+  }
+}
+
+// Every scale code that is no subnormal, every code, of every block that a rule can have made: a
+// maximum of 6 under amax6, of 6 or 4 under four_six. Below 2^-6 a scale has fewer bits than three,
+// and what it rounds away the next time is not what it rounded away the first: outer scales are for
+// that.
+TEST(ScaleRules, QuantizedBlocksOfEveryScaleAreFixedPoints) {
+  for (const ScaleRule rule : {ScaleRule::kAmax6, ScaleRule::kFourSix, ScaleRule::kCodeSearch,
+                               ScaleRule::kMxfp4Floor, ScaleRule::kMxfp4Search}) {
+    const bool mx = is_e8m0_rule(rule);
+    const int n = block_of(rule);
+    for (int scale_code = mx ? 2 : 8; scale_code <= (mx ? 252 : 0x7E); ++scale_code) {
+      const float scale =
+          decode_scale(mx ? Format::kMxfp4 : Format::kNvfp4, static_cast<std::uint8_t>(scale_code));
+      for (const int top : {7, 6}) {
+        if (top == 6 && (rule == ScaleRule::kAmax6 || rule == ScaleRule::kCodeSearch)) continue;
+        std::vector<float> x;
+        for (int i = 0; i < n; ++i) {
+          const int code = (i * 5 % 8 > top ? top : i * 5 % 8) + 8 * (i / 8 % 2);
+          x.push_back(decode_e2m1(static_cast<std::uint8_t>(code)) * scale);
+        }
+        const Block b = quantize(rule, x);
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          ASSERT_EQ(b.values[i], x[i])
+              << "rule " << static_cast<int>(rule) << " scale " << scale_code << " top " << top;
+        }
+      }
     }
   }
 }

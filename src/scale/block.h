@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "numeric/e2m1.h"
 #include "numeric/e4m3.h"
@@ -19,14 +20,17 @@ namespace bitdecoding {
 
 inline constexpr int kMaxScaleBlock = 32;
 
-// Largest magnitude. Callers have replaced NaN and infinity by zero and counted them.
+// Largest magnitude, at most float's largest. Callers have replaced NaN and infinity by zero and
+// counted them; a rotation can make both anew of values near that: NaN is passed over, and infinity
+// must not choose a scale whose values overflow.
 BD_HOST_DEVICE constexpr float block_amax(const float* x, int n) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
   float amax = 0.0F;
   for (int i = 0; i < n; ++i) {
     const float m = x[i] < 0.0F ? -x[i] : x[i];
     amax = m > amax ? m : amax;
   }
-  return amax;
+  return amax < kLargest ? amax : kLargest;
 }
 
 // Squared error of a block under `scale` (block scale times outer scale), 0 < scale < inf.

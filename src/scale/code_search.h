@@ -5,6 +5,8 @@
 // is at write time only.
 #pragma once
 
+#include <limits>
+
 #include "scale/block.h"
 
 namespace bitdecoding {
@@ -16,8 +18,10 @@ struct CodeSearch {
     const float amax = block_amax(x, n);
     if (amax == 0.0F) return 0;
     const int base = encode_e4m3(amax / 6.0F / outer_scale);
-    int best = 0;
     float best_error = Block::squared_norm(x, n);
+    // Squares of magnitudes from 2^62 on overflow, and infinite errors choose nothing: amax6's
+    // code.
+    int best = best_error < std::numeric_limits<float>::infinity() ? 0 : base;
     for (const int offset : kOffsets) {
       const int code = base + offset;
       if (code < 1 || code > kE4m3MaxCode) continue;

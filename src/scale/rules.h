@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "bitdecoding/format.h"
 #include "bitdecoding/recipe.h"
@@ -48,10 +49,21 @@ BD_HOST_DEVICE constexpr bool is_corrupt_scale(Format format, std::uint8_t code)
   return format == Format::kMxfp4 ? code == kE8m0Nan : is_nan_e4m3(code);
 }
 
-// Largest magnitude that a block can hold under the largest scale; infinity for MXFP4.
+// Largest finite magnitude that a block can hold under the largest scale.
 BD_HOST_DEVICE constexpr float largest_block_value(Format format, float outer_scale) {
-  return format == Format::kMxfp4 ? std::numeric_limits<float>::infinity()
-                                  : kE2m1Max * kE4m3Max * outer_scale;
+  const float most = kE2m1Max * outer_scale * (format == Format::kMxfp4 ? 0x1p127F : kE4m3Max);
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  return most < kLargest ? most : kLargest;
+}
+
+// True when a value is above that. Writers have replaced what was not finite, so infinity and NaN
+// come from the rotation of values near float's maximum: they are too large as well.
+BD_HOST_DEVICE constexpr bool block_saturates(Format format, const float* x, int n,
+                                              float outer_scale) {
+  const float limit = largest_block_value(format, outer_scale);
+  bool above = false;
+  for (int i = 0; i < n; ++i) above = above || !((x[i] < 0.0F ? -x[i] : x[i]) <= limit);
+  return above;
 }
 
 }  // namespace bitdecoding

@@ -91,8 +91,9 @@ inline VecU choose_code_search(const float* HWY_RESTRICT x, std::int64_t stride,
   const LaneF df;
   const LaneI di;
   const VecI base = as_signed(choose_amax6(amax, outer));
-  VecU best = hn::Zero(LaneU());
   VecF best_error = squared_error_lanes<16>(x, stride, hn::Zero(df));
+  VecU best = as_bits(hn::IfThenZeroElse(
+      hn::Lt(best_error, as_float(hn::Set(LaneU(), kInfinityBits))), hn::BitCast(df, base)));
   for (const int offset : kOffsets) {
     const VecI raw = hn::Add(base, hn::Set(di, offset));
     const VecI code = hn::Min(hn::Max(raw, hn::Set(di, 1)), hn::Set(di, kE4m3MaxCode));
@@ -221,14 +222,13 @@ HWY_INLINE void quantize_lanes(ScaleRule rule, float outer_scale, const float* H
     hn::StoreU(hn::BitCast(LaneBytes(), kept), LaneBytes(), words + chunk * stride_words);
   }
   hn::StoreU(hn::TruncateTo(LaneU8(), hn::BitCast(du, code)), LaneU8(), scales);
-  if constexpr (!kMx) {
-    const VecF limit = hn::Set(df, largest_block_value(Format::kNvfp4, outer_scale));
-    const auto saturated = hn::Gt(amax, limit);
-    const auto flushed = hn::And(hn::Gt(amax, zero), hn::Eq(own_scale, zero));
-    if (HWY_UNLIKELY(!hn::AllFalse(df, hn::Or(saturated, flushed)))) {
-      tally->saturated_blocks += hn::CountTrue(df, saturated);
-      tally->flushed_blocks += hn::CountTrue(df, flushed);
-    }
+  constexpr Format kFormat = kMx ? Format::kMxfp4 : Format::kNvfp4;
+  const VecF limit = hn::Set(df, largest_block_value(kFormat, outer_scale));
+  const auto saturated = hn::Gt(amax, limit);
+  const auto flushed = hn::And(hn::Gt(amax, zero), hn::Eq(own_scale, zero));
+  if (HWY_UNLIKELY(!hn::AllFalse(df, hn::Or(saturated, flushed)))) {
+    tally->saturated_blocks += hn::CountTrue(df, saturated);
+    tally->flushed_blocks += hn::CountTrue(df, flushed);
   }
 }
 

@@ -202,9 +202,9 @@ inline void store_large_key(const GroupJob& job, int row) {
   for (int base = 0; base < g.head_dim; base += n) {
     const std::uint8_t scale = choose_scale(job.rule(Side::kKey), x + base, n, outer);
     encode_block(x + base, n, decode_scale(g.format, scale) * outer, codes);
-    const float amax = block_amax(x + base, n);
-    if (!(amax <= largest_block_value(g.format, outer))) ++job.tally->saturated_blocks;
-    if (amax > 0.0F && decode_scale(g.format, scale) == 0.0F) ++job.tally->flushed_blocks;
+    const bool flushed = block_amax(x + base, n) > 0.0F && decode_scale(g.format, scale) == 0.0F;
+    if (block_saturates(g.format, x + base, n, outer)) ++job.tally->saturated_blocks;
+    if (flushed) ++job.tally->flushed_blocks;
     job.bytes[scale_address(g, Side::kKey, page_row, base)] = scale;
     for (int i = 0; i < n; ++i) {
       set_nibble(job.bytes, code_address(g, Side::kKey, page_row, base + i), codes[i]);

@@ -65,9 +65,8 @@ std::uint8_t quantize(const Target& t, Side side, const float* x, std::uint8_t* 
       outer_scale(side == Side::kKey ? t.layer.key_outer : t.layer.value_outer, t.head);
   const std::uint8_t scale = choose_scale(rule, x, n, outer);
   encode_block(x, n, decode_scale(format, scale) * outer, codes);
-  const float amax = block_amax(x, n);
-  if (!(amax <= largest_block_value(format, outer))) ++t.tally.saturated_blocks;
-  if (amax > 0.0F && decode_scale(format, scale) == 0.0F) ++t.tally.flushed_blocks;
+  if (block_saturates(format, x, n, outer)) ++t.tally.saturated_blocks;
+  if (block_amax(x, n) > 0.0F && decode_scale(format, scale) == 0.0F) ++t.tally.flushed_blocks;
   return scale;
 }
 

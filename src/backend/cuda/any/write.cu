@@ -71,7 +71,7 @@ __device__ std::uint8_t quantize(ScaleRule rule, FragmentOrder order, const floa
     words[w] = word;
   }
   const float amax = block_amax(x, n);
-  if (!(amax <= largest_block_value(kFormat, outer))) ++tally->saturated;
+  if (block_saturates(kFormat, x, n, outer)) ++tally->saturated;
   if (amax > 0.0F && unit == 0.0F) ++tally->flushed;
   return scale;
 }
