@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
 #include "backend/cpu/attend_fp4.h"
 #include "backend/cpu/attend_scratch.h"
+#include "backend/cpu/corrupt_tile.h"
 #include "backend/cpu/query.h"
 #include "backend/cpu/rows.h"
 #include "backend/cpu/tile_source.h"
@@ -52,20 +54,26 @@ class AttendCall {
  private:
   void pages_integer(const AttendItem& item, const AttendGroup& group, const RequestRows& rows,
                      const TileSource& source, const PartialView& partial);
+  // What the passes of an item over the same tiles have found: invalid scale bytes.
+  struct TileCheck {
+    int corrupt = -1;  // -1 = not looked at yet
+    bool counted = false;
+  };
+  using TileChecks = std::array<TileCheck, kSplitTiles>;
   void integer_pass(const AttendItem& item, const AttendGroup& group, const RequestRows& rows,
-                    const TileSource& source, const PartialView& partial, int first, int count);
+                    const TileSource& source, const PartialView& partial, int first, int count,
+                    TileChecks* checks);
+  DecodeContext decode_context(const AttendGroup& group) const;
+  int corrupt_scales(const DecodeContext& context, const RequestRows& rows,
+                     const TileSource& source, std::int64_t tile);
+  void corrupt_pass(const TileSource& source, std::int64_t tile, const std::uint64_t* masks,
+                    int count, const DecodeState& state, TileCheck* check);
   void float_tiles(const AttendItem& item, const AttendGroup& group, const RequestRows& rows,
                    const TileSource& source, const PartialView& partial);
   void merge(const AttendGroup& group, const RequestRows& rows);
   void store_result(const RequestRows& rows, std::int64_t row, int head, const float* out,
                     float max, float sum);
   void fail(const AttendGroup& group, std::int64_t tile);
-  void count_corrupt(int n) {
-    if (n != 0 && params_.corrupt_scales != nullptr) {
-      std::atomic_ref<std::uint64_t>(*params_.corrupt_scales)
-          .fetch_add(n, std::memory_order_relaxed);
-    }
-  }
 
   const AttendParams& params_;
   const AttendKernels& kernels_;
@@ -121,22 +129,44 @@ void AttendCall::pages_integer(const AttendItem& item, const AttendGroup& group,
                                const RequestRows& rows, const TileSource& source,
                                const PartialView& partial) {
   const int per_pass = params_.arithmetic == Arithmetic::kWide ? kMaxWork / 2 : kMaxWork;
+  TileChecks checks;
   for (int first = 0; first < group.rows; first += per_pass) {
-    integer_pass(item, group, rows, source, partial, first, std::min(per_pass, group.rows - first));
+    integer_pass(item, group, rows, source, partial, first, std::min(per_pass, group.rows - first),
+                 &checks);
   }
 }
 
-void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group,
-                              const RequestRows& rows, const TileSource& source,
-                              const PartialView& partial, int first, int count) {
-  const LayerConfig& layer = *params_.layer;
+// Invalid scale bytes of a tile's tokens.
+int AttendCall::corrupt_scales(const DecodeContext& context, const RequestRows& rows,
+                               const TileSource& source, std::int64_t tile) {
+  const int found = kernels_.decode->count_nan_scales(context, source.page_tile(tile));
+  // Bytes past the sequence may be anything: there the tile is read again, token by token.
+  if (found == 0 || (tile + 1) * kTileTokens <= rows.request().seq_len) return found;
+  return source.load_page_tile(tile, &thread_scratch().tile);
+}
+
+// The rows of integer_pass over a corrupt tile, in floats.
+void AttendCall::corrupt_pass(const TileSource& source, std::int64_t tile,
+                              const std::uint64_t* masks, int count, const DecodeState& state,
+                              TileCheck* check) {
   ThreadScratch& scratch = thread_scratch();
-  scratch.query.resize(static_cast<std::size_t>(kMaxWork) * head_dim_);
-  load_query_rows(params_, rows.request(), group.kv_head, group.first_row + first, count,
-                  scratch.query.data());
-  scratch.quads.prepare(layer, group.kv_head, scratch.query.data(), count,
-                        params_.arithmetic == Arithmetic::kWide ? 2 : 1);
-  scratch.quads.widen(*kernels_.decode, head_dim_);
+  source.load_page_tile(tile, &scratch.tile);
+  FloatState floats;
+  floats.query = scratch.query.data();
+  floats.max = state.max;
+  floats.sum = state.sum;
+  floats.out = state.out;
+  floats.rows = count;
+  floats.head_dim = head_dim_;
+  floats.softcap = params_.softcap;
+  const bool seen = attend_corrupt_tile(*kernels_.tile, &scratch.tile, masks, floats);
+  if (!seen || check->counted) return;
+  check->counted = true;
+  count_corrupt(params_, check->corrupt);
+}
+
+DecodeContext AttendCall::decode_context(const AttendGroup& group) const {
+  const LayerConfig& layer = *params_.layer;
   const bool mx = layer.geometry.format == Format::kMxfp4;
   DecodeContext context;
   context.format = layer.geometry.format;
@@ -145,6 +175,21 @@ void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group,
   context.value_unit =
       0.5F * (mx ? 1.0F : 256.0F) *
       (layer.value_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.value_outer[group.kv_head]));
+  return context;
+}
+
+void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group,
+                              const RequestRows& rows, const TileSource& source,
+                              const PartialView& partial, int first, int count,
+                              TileChecks* checks) {
+  ThreadScratch& scratch = thread_scratch();
+  scratch.query.resize(static_cast<std::size_t>(kMaxWork) * head_dim_);
+  load_query_rows(params_, rows.request(), group.kv_head, group.first_row + first, count,
+                  scratch.query.data());
+  scratch.quads.prepare(*params_.layer, group.kv_head, scratch.query.data(), count,
+                        params_.arithmetic == Arithmetic::kWide ? 2 : 1);
+  scratch.quads.widen(*kernels_.decode, head_dim_);
+  const DecodeContext context = decode_context(group);
   const DecodeState state{partial.max + first, partial.sum + first,
                           partial.out + static_cast<std::int64_t>(first) * head_dim_};
   for (std::int64_t tile = item.tile_begin;
@@ -163,13 +208,14 @@ void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group,
     work.full = all == ~std::uint64_t{0};
     work.tile = source.page_tile(tile);
     if (work.tile == nullptr) return fail(group, tile);
+    TileCheck& check = (*checks)[static_cast<std::size_t>(tile - item.tile_begin)];
+    if (check.corrupt < 0) check.corrupt = corrupt_scales(context, rows, source, tile);
+    if (check.corrupt > 0) {
+      corrupt_pass(source, tile, work.mask, count, state, &check);
+      continue;
+    }
     work.prefetch = tile + 1 < item.tile_end ? source.page_tile(tile + 1) : nullptr;
     kernels_.decode->tile(context, scratch.quads.query(), work, state);
-    // Bytes past the sequence may be anything, so only whole tiles are judged, once a group.
-    if (first == 0 && params_.corrupt_scales != nullptr &&
-        (tile + 1) * kTileTokens <= rows.request().seq_len) {
-      count_corrupt(kernels_.decode->count_nan_scales(context, work.tile));
-    }
   }
 }
 
@@ -205,13 +251,18 @@ void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group,
       any |= mask;
     }
     if (any == 0) continue;
+    int corrupt = 0;
     if (pages) {
       if (source.page_tile(tile) == nullptr) return fail(group, tile);
-      count_corrupt(source.load_page_tile(tile, &scratch.tile));
+      corrupt = source.load_page_tile(tile, &scratch.tile);
     } else {
       source.load_bf16_tile(tile, available, &scratch.tile);
     }
-    kernels_.tile->tile({scratch.tile.key, scratch.tile.value, scratch.masks.data()}, state);
+    if (corrupt == 0) {
+      kernels_.tile->tile({scratch.tile.key, scratch.tile.value, scratch.masks.data()}, state);
+    } else if (attend_corrupt_tile(*kernels_.tile, &scratch.tile, scratch.masks.data(), state)) {
+      count_corrupt(params_, corrupt);
+    }
   }
 }
 

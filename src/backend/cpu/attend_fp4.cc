@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "backend/cpu/corrupt_tile.h"
 #include "backend/cpu/query.h"
 #include "scale/probability.h"
 #include "transform/hadamard.h"
@@ -62,6 +63,29 @@ float quantize_probabilities(const AttendParams& params, float max, std::int64_t
   return static_cast<float>(sum);
 }
 
+// A corrupt tile of the range, with its invalid scale bytes.
+struct Corrupt {
+  std::int64_t tile;
+  int scales;
+  CorruptTile nans;
+};
+
+void spoil_rows(const AttendParams& params, const RequestRows& rows, const AttendGroup& group,
+                int first, int count, const std::vector<Corrupt>& corrupt,
+                const PartialView& partial) {
+  const std::int64_t head_dim = params.layer->geometry.head_dim;
+  for (const Corrupt& c : corrupt) {
+    const std::uint64_t available = rows.available(c.tile);
+    bool seen = false;
+    for (int r = first; r < first + count; ++r) {
+      const std::uint64_t mask =
+          rows.page_mask((group.first_row + r) / rows.group_size(), c.tile, available);
+      seen |= c.nans.spoil(mask, partial.sum + r, partial.out + r * head_dim);
+    }
+    if (seen) count_corrupt(params, c.scales);
+  }
+}
+
 }  // namespace
 
 std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& kernels,
@@ -87,6 +111,7 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
     state.rows = count;
     state.head_dim = head_dim;
     std::vector<bool> used(tiles, false);
+    std::vector<Corrupt> corrupt;
     std::fill(scores.begin(), scores.end(), -kInfinity);
     for (std::int64_t t = 0; t < tiles; ++t) {
       const std::int64_t tile = item.tile_begin + t;
@@ -100,7 +125,8 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
       }
       if (any == 0) continue;
       if (source.page_tile(tile) == nullptr) return tile;
-      source.load_page_tile(tile, &buffer);
+      const int invalid = source.load_page_tile(tile, &buffer);
+      if (invalid > 0) corrupt.push_back({tile, invalid, CorruptTile(&buffer, head_dim)});
       used[t] = true;
       kernels.tile->scores({buffer.key, buffer.value, nullptr}, state,
                            scores.data() + t * kTileTokens, tokens);
@@ -124,10 +150,13 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
     }
     for (std::int64_t t = 0; t < tiles; ++t) {
       if (!used[t]) continue;
-      source.load_page_tile(item.tile_begin + t, &buffer);
+      const int invalid = source.load_page_tile(item.tile_begin + t, &buffer);
+      if (invalid > 0) [[maybe_unused]]
+        const CorruptTile taken_out(&buffer, head_dim);
       kernels.tile->accumulate({buffer.key, buffer.value, nullptr}, state,
                                scores.data() + t * kTileTokens, tokens);
     }
+    spoil_rows(params, rows, group, first, count, corrupt, partial);
   }
   return -1;
 }

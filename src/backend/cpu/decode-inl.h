@@ -14,6 +14,8 @@
 
 #include "backend/cpu/decode_kernels.h"
 #include "backend/cpu/decode_pairs-inl.h"
+#include "numeric/e4m3.h"
+#include "numeric/e8m0.h"
 #include "page/layout.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -306,16 +308,29 @@ inline void decode_tile_any(const DecodeContext& context, const DecodeQuery& que
                                                                              state);
 }
 
+// Every tile is asked, so the answer "none" is quick: NaN is the largest code of its format, and
+// the maximum of all codes tells.
 inline int count_nan_scales(const DecodeContext& context, const std::uint8_t* tile) {
   const DU8 du8;
   const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
-  const VU8 nan = hn::Set(du8, context.format == Format::kMxfp4 ? 0xFF : 0x7F);
-  int count = 0;
+  // An E4M3 NaN may have either sign.
+  const bool mx = context.format == Format::kMxfp4;
+  const VU8 nan = hn::Set(du8, mx ? kE8m0Nan : kE4m3Nan);
+  const VU8 bits = hn::Set(du8, mx ? 0xFF : 0x7F);
   const std::int64_t begins[2] = {parts.key_scales, parts.value_scales};
   const std::int64_t ends[2] = {parts.value_codes, parts.bytes};
+  VU8 top = hn::Zero(du8);
   for (int part = 0; part < 2; ++part) {
     for (std::int64_t i = begins[part]; i < ends[part]; i += kVectorBytes) {
-      count += static_cast<int>(hn::CountTrue(du8, hn::Eq(hn::LoadU(du8, tile + i), nan)));
+      top = hn::Max(top, hn::And(hn::LoadU(du8, tile + i), bits));
+    }
+  }
+  if (HWY_LIKELY(hn::AllFalse(du8, hn::Eq(top, nan)))) return 0;
+  int count = 0;
+  for (int part = 0; part < 2; ++part) {
+    for (std::int64_t i = begins[part]; i < ends[part]; ++i) {
+      const int code = tile[i] & (mx ? 0xFF : 0x7F);
+      count += code == (mx ? kE8m0Nan : kE4m3Nan) ? 1 : 0;
     }
   }
   return count;
