@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "capi_engine.h"
+#include "reserved_memory.h"
 
 namespace bitdecoding {
 namespace {
@@ -119,6 +121,95 @@ TEST(CapiVerbs, WritesStayInsideThePagesAndCountNonFiniteInput) {
   EXPECT_EQ(engine.output[2 * kHeads * kDim], -77.0F);
 }
 
+// ---- padding -----------------------------------------------------------------------------------
+
+struct Padded {
+  std::vector<std::int32_t> starts, lengths;
+  std::vector<std::int64_t> slots;
+  std::int64_t rows = 0;  // of the tensors
+};
+
+struct Written {
+  std::vector<std::uint8_t> pages;
+  std::vector<std::uint16_t> shadow;
+  std::vector<float> output;
+};
+
+// One step in pages 0, 1, ...; `slots` is where the step's mapping lies.
+Written run_padded(const Padded& step, const std::int64_t* slots, float padding) {
+  const Runtime runtime(kRecipe);
+  Engine engine(runtime.handle);
+  const auto real = static_cast<std::size_t>(step.lengths[0]);
+  std::fill(engine.rows.begin() + static_cast<std::ptrdiff_t>(real * kHeads * kDim),
+            engine.rows.begin() + static_cast<std::ptrdiff_t>(step.rows * kHeads * kDim), padding);
+  const std::vector<std::int32_t> table(2 * step.lengths.size(), 0);
+  std::vector<std::int32_t> pages = table;
+  pages[1] = 1;
+  auto input = sized<bd_step_input>();
+  input.num_requests = static_cast<std::int32_t>(step.lengths.size());
+  input.block_table = pages.data();
+  input.block_table_stride = 2;
+  input.query_start = step.starts.data();
+  input.seq_lens = step.lengths.data();
+  input.slot_mapping = slots;
+  input.num_tokens = static_cast<std::int64_t>(step.slots.size());
+  EXPECT_EQ(bd_steps_build(engine.steps, &input), BD_OK) << bd_last_error();
+  bd_write_params write = engine.write_params(static_cast<int>(step.rows));
+  write.value = write.key;
+  EXPECT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+  bd_attend_params attend = engine.attend_params(static_cast<int>(step.rows));
+  attend.value = attend.key;
+  EXPECT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+  auto counters = sized<bd_counters>();
+  EXPECT_EQ(bd_counters_get(runtime.handle, &counters), BD_OK);
+  EXPECT_EQ(counters.non_finite, 0U);
+  const auto outputs = static_cast<std::ptrdiff_t>(real * 2 * kHeads * kDim);
+  return {engine.pages, engine.shadow, {engine.output.begin(), engine.output.begin() + outputs}};
+}
+
+void expect_same(const Written& got, const Written& want) {
+  EXPECT_EQ(got.pages, want.pages);
+  EXPECT_EQ(got.shadow, want.shadow);
+  EXPECT_EQ(got.output, want.output);
+}
+
+std::vector<std::int64_t> first_slots(std::int64_t n) {
+  std::vector<std::int64_t> slots;
+  for (std::int64_t i = 0; i < n; ++i) slots.push_back(i);
+  return slots;
+}
+
+// A step of a captured size: the tensors' rows behind the real ones hold anything.
+TEST(CapiPadding, RowsBehindTheMappingAreNotRead) {
+  const Padded exact{{0, 37}, {37}, first_slots(37), 37};
+  Padded more = exact;
+  more.rows = 64;
+  test::ReservedMemory memory(4096);
+  constexpr std::int64_t kBytes = 37 * 8;
+  void* guarded = memory.open_before_the_end(kBytes);
+  std::memcpy(guarded, more.slots.data(), kBytes);
+  expect_same(run_padded(more, static_cast<const std::int64_t*>(guarded), NAN),
+              run_padded(exact, exact.slots.data(), NAN));
+}
+
+// -1 is neither the last slot nor slot 0, which a real request owns here.
+TEST(CapiPadding, SkippedRowsLeaveEveryByteAlone) {
+  const Padded exact{{0, 3}, {3}, first_slots(3), 3};
+  const Written want = run_padded(exact, exact.slots.data(), NAN);
+  Padded loose = exact;  // rows of no request
+  loose.slots.resize(8, -1);
+  loose.rows = 8;
+  expect_same(run_padded(loose, loose.slots.data(), NAN), want);
+  Padded empty = loose;  // and a request without rows and tokens
+  empty.starts = {0, 3, 3};
+  empty.lengths = {3, 0};
+  expect_same(run_padded(empty, empty.slots.data(), NAN), want);
+  Padded owned = loose;  // and one of five rows, without tokens
+  owned.starts = {0, 3, 8};
+  owned.lengths = {3, 0};
+  expect_same(run_padded(owned, owned.slots.data(), NAN), want);
+}
+
 // The caller writes zeros over a page that holds a sink and part of the tail, then attends.
 std::vector<float> output_with_a_replaced_page(bool forget, bd_counters* counters) {
   const Runtime runtime(kRecipe);
@@ -170,6 +261,35 @@ TEST(CapiVerbs, OnlyPagesOfThePoolCanBeForgotten) {
   // A refusal leaves the plan as it was.
   const bd_write_params write = engine.write_params(8);
   EXPECT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+}
+
+// The BF16 rows move on once a step, not once a layer.
+TEST(CapiVerbs, OnePlanServesAllLayersOfAStep) {
+  const Runtime runtime(kRecipe);
+  Engine one(runtime.handle);
+  bd_layer_options options = layer_options();
+  options.layer_index = 1;
+  Engine two(runtime.handle, options);
+  int tokens = 0;
+  for (const int n : {20, 1, 1, 30, 1}) {
+    tokens += n;
+    ASSERT_EQ(one.build(tokens, n), BD_OK) << bd_last_error();
+    for (Engine* engine : {&one, &two}) {
+      bd_write_params write = engine->write_params(n);
+      bd_attend_params attend = engine->attend_params(n);
+      write.steps = attend.steps = one.steps;
+      ASSERT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+      ASSERT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+    }
+    ASSERT_EQ(one.pages, two.pages);
+    ASSERT_EQ(one.shadow, two.shadow);
+    ASSERT_EQ(one.output, two.output);
+  }
+  auto counters = sized<bd_counters>();
+  ASSERT_EQ(bd_counters_get(runtime.handle, &counters), BD_OK);
+  EXPECT_EQ(counters.steps, 5U);
+  EXPECT_EQ(counters.lost_partial_groups, 0U);
+  EXPECT_EQ(counters.used_slots, 4U);  // 53 tokens: all in BF16
 }
 
 TEST(CapiVerbs, ErrorsBelongToTheirThread) {
