@@ -8,12 +8,15 @@ import copy
 from ctypes import addressof
 from dataclasses import dataclass
 
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionMetadata, AttentionMetadataBuilder
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
 from bitdecoding_vllm import library, runtime, tail
 from bitdecoding_vllm.impl import BitdecodingImpl
 from bitdecoding_vllm.errors import UnsupportedEngine
+
+logger = init_logger("vllm.bitdecoding")
 
 WARN_EVERY_STEPS = 256
 
@@ -105,6 +108,7 @@ class BitdecodingMetadataBuilder(CPUAttentionMetadataBuilder):
             shadow = pool.tensor(num_kv_heads, head_dim)
             impl.attach(name, page_size, self.steps, shadow, vllm_config)
         self.runtime.log_start(pool, head_dim, page_size, num_pages)
+        warn_of_checkpoint_scales(layer_names, vllm_config)
         self._steps_to_warning = WARN_EVERY_STEPS
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
@@ -125,6 +129,23 @@ class BitdecodingMetadataBuilder(CPUAttentionMetadataBuilder):
 def _impls(layer_names, vllm_config):
     layers = vllm_config.compilation_config.static_forward_context
     return [layers[name].impl for name in layer_names]
+
+
+def warn_of_checkpoint_scales(layer_names, vllm_config):
+    """A checkpoint may bring scales for a quantized cache. Pages choose their own, and say so."""
+    layers = vllm_config.compilation_config.static_forward_context
+    scaled = []
+    for name in layer_names:
+        scales = (getattr(layers[name], f"_{side}_scale_float", 1.0) for side in "kv")
+        if any(scale != 1.0 for scale in scales):
+            scaled.append(name)
+    if scaled:
+        logger.warning(
+            "bitdecoding: the checkpoint has k_scale or v_scale for %d layers (%s, ...); they are "
+            "not used, because pages choose the scale of every block themselves (mode fp8: 1).",
+            len(scaled),
+            scaled[0],
+        )
 
 
 def _stock_config(vllm_config, impls):

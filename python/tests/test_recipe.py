@@ -2,16 +2,39 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bitdecoding_vllm import engine, impl, library, recipe, runtime, tail, threads
+from bitdecoding_vllm.errors import UnsupportedEngine
 
 JSON = '{"mode": "bitdecoding-nvfp4", "key_shift": false}'
 
 
 def config(value):
     return {"bitdecoding": {"recipe": value}}
+
+
+def test_another_vllm_is_refused_with_a_recipe(monkeypatch):
+    import vllm
+
+    from bitdecoding_vllm import plugin
+
+    overridden = []
+    monkeypatch.setattr(plugin, "_override_backends", lambda: overridden.append(True))
+    monkeypatch.setattr(vllm, "__version__", "0.33.1")
+    monkeypatch.delenv(plugin.ENV_ANY_VLLM, raising=False)
+    monkeypatch.setenv(recipe.ENV_RECIPE, JSON)
+    with pytest.raises(UnsupportedEngine, match="this is vLLM 0.33.1 .* supports 0.32.x"):
+        plugin.register()
+    monkeypatch.delenv(recipe.ENV_RECIPE)
+    plugin.register()  # stays off
+    assert not overridden
+    monkeypatch.setenv(plugin.ENV_ANY_VLLM, "1")
+    plugin.register()
+    assert overridden
 
 
 def test_no_recipe(monkeypatch):
@@ -94,6 +117,32 @@ def test_an_unknown_recipe_key_stops_registration(monkeypatch):
 
     with pytest.raises(library.BitdecodingError, match="hadamrd"):
         plugin.register()
+
+
+def test_scales_of_a_checkpoint_are_not_dropped_in_silence(monkeypatch):
+    from bitdecoding_vllm import metadata
+
+    plain = SimpleNamespace(_k_scale_float=1.0, _v_scale_float=1.0)
+    scaled = SimpleNamespace(_k_scale_float=1.0, _v_scale_float=0.25)
+    layers = {"layers.0.attn": plain, "layers.1.attn": scaled, "layers.2.attn": SimpleNamespace()}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    lines = []
+    monkeypatch.setattr(metadata.logger, "warning", lambda text, *args: lines.append(text % args))
+    metadata.warn_of_checkpoint_scales(["layers.0.attn", "layers.2.attn"], config)
+    assert lines == []
+    metadata.warn_of_checkpoint_scales(list(layers), config)
+    assert "v_scale for 1 layers (layers.1.attn" in lines[0]
+
+
+def test_a_cache_tensor_of_another_shape_is_refused():
+    layer = object.__new__(impl.BitdecodingImpl)
+    layer.runtime = SimpleNamespace(token_bytes=lambda head_size, page_size: 72)
+    layer.layer = SimpleNamespace(page_size=128)
+    layer.head_size, layer.num_kv_heads = 64, 3
+    pages = torch.zeros(5, 3, 128, 72, dtype=torch.uint8)
+    for wrong in (pages[:, :2], pages[:, :, :64], pages[..., :70], pages.transpose(1, 2)):
+        with pytest.raises(UnsupportedEngine, match="does not hold .pages, 3 KV heads, 128"):
+            layer._bind(wrong)
 
 
 def test_key_heads_of_tensor_parallel_ranks():
