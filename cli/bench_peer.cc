@@ -28,7 +28,7 @@ constexpr const char* kScript = "bench/peers/compare.py";
 // The source tree: above the program, or above the current folder.
 Result<fs::path> find_tree() {
   std::error_code error;
-  for (fs::path start :
+  for (const fs::path& start :
        {fs::read_symlink("/proc/self/exe", error), fs::current_path(error) / "."}) {
     for (fs::path folder = start.parent_path(); !folder.empty(); folder = folder.parent_path()) {
       if (fs::exists(folder / kScript, error)) return folder;

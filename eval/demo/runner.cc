@@ -250,7 +250,7 @@ Status DemoRunner::calibrate() {
   Result<std::unique_ptr<Server>> started = start_server("bf16", KeyMeans{"", path});
   if (!started.ok()) return started.status();
   progress_->begin("calibration: observing keys on other texts");
-  const Status observed = observe_texts(started.value().get(), path);
+  Status observed = observe_texts(started.value().get(), path);
   started.value()->stop();
   if (interrupted()) return interruption();
   if (!observed.ok()) return observed;

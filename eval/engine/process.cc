@@ -126,13 +126,14 @@ std::vector<std::string> merged_environment(const std::map<std::string, std::str
     if (changes.count(std::string(text.substr(0, text.find('=')))) == 0) out.emplace_back(text);
   }
   for (const auto& [name, value] : changes) {
-    if (!value.empty()) out.push_back(name + "=" + value);
+    if (!value.empty()) out.push_back(fmt::format("{}={}", name, value));
   }
   return out;
 }
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> out;
+  out.reserve(strings.size() + 1);
   for (std::string& text : strings) out.push_back(text.data());
   out.push_back(nullptr);
   return out;

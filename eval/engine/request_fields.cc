@@ -106,7 +106,8 @@ Status check_request_fields(const std::string& path, const nlohmann::json& body)
     return {StatusCode::kInvalidArgument,
             fmt::format("The request to {} must be a JSON object.", path)};
   }
-  for (const auto& [field, value] : body.items()) {
+  for (const auto& item : body.items()) {
+    const std::string& field = item.key();
     if (std::find(known.begin(), known.end(), field) != known.end()) continue;
     const auto nearest = std::min_element(known.begin(), known.end(), [&](auto a, auto b) {
       return edit_distance(a, field) < edit_distance(b, field);

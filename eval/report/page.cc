@@ -37,10 +37,10 @@ std::string html_table(const Table& table, const char* css_class = "figures") {
 
 // The colour of a mode is its own, whichever modes a run compares.
 int series_of(const std::string& mode) {
-  static const std::vector<std::string> kOrder = {"stock", "bf16",  "bitdecoding-nvfp4",
-                                                  "fp8",   "nvfp4", "bitdecoding-mxfp4"};
-  for (std::size_t i = 0; i < kOrder.size(); ++i) {
-    if (kOrder[i] == mode) return static_cast<int>(i);
+  static const std::vector<std::string> order = {"stock", "bf16",  "bitdecoding-nvfp4",
+                                                 "fp8",   "nvfp4", "bitdecoding-mxfp4"};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (order[i] == mode) return static_cast<int>(i);
   }
   return 0;
 }

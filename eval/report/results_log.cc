@@ -104,7 +104,7 @@ Status ResultsLog::append(const Record& record) {
     written += static_cast<std::size_t>(count);
   }
   const bool stored = written == text.size() && fsync(handle) == 0;
-  const Status failed = stored ? Status() : io_error(path_, "write");
+  Status failed = stored ? Status() : io_error(path_, "write");
   close(handle);
   if (stored) records_.push_back(record);
   return failed;

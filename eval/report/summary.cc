@@ -85,15 +85,15 @@ Summary summarize(const ResultsLog& log, const std::string& run,
 }
 
 std::string mode_words(const std::string& mode) {
-  static const std::map<std::string, std::string> kWords = {
+  static const std::map<std::string, std::string> words = {
       {"stock", "vLLM without this library, cache in the model's dtype"},
       {"bf16", "BF16 pages, this library's attention"},
       {"fp8", "FP8 E4M3 pages with unit scales"},
       {"nvfp4", "vLLM's NVFP4 values: blocks along head_dim, no sink, tail, shift or rotation"},
       {"bitdecoding-nvfp4", "NVFP4 tiles with BF16 sink and tail, key shift and Hadamard rotation"},
       {"bitdecoding-mxfp4", "the same with MXFP4 scales"}};
-  const auto found = kWords.find(mode);
-  return found == kWords.end() ? mode : found->second;
+  const auto found = words.find(mode);
+  return found == words.end() ? mode : found->second;
 }
 
 std::string grouped(std::optional<double> value) {

@@ -13,7 +13,7 @@
 namespace bitdecoding::eval {
 namespace {
 
-const char* const kQuestions[] = {
+constexpr const char* kQuestions[] = {
     "What is this text about?",          "Who wrote this text?",
     "What does this text allow?",        "Which places have a pass key?",
     "What must a user of the text do?",  "What does the text forbid?",

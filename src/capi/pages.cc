@@ -26,6 +26,7 @@ std::vector<std::uint8_t*> heads_of(const bd_layer& layer, const bd_cache& cache
                                     std::int64_t page) {
   auto* at = static_cast<std::uint8_t*>(cache.pages) + page * cache.stride_page;
   std::vector<std::uint8_t*> heads;
+  heads.reserve(static_cast<std::size_t>(layer.config.num_kv_heads));
   for (int h = 0; h < layer.config.num_kv_heads; ++h) heads.push_back(at + h * cache.stride_head);
   return heads;
 }
