@@ -32,12 +32,13 @@ T sized() {
 }
 
 struct Runtime {
-  explicit Runtime(const char* recipe, const char* file = nullptr) {
+  explicit Runtime(const char* recipe, const char* file = nullptr,
+                   const char* backend = "reference") {
     auto options = sized<bd_runtime_options>();
     options.recipe_json = recipe;
     options.recipe_file = file;
     options.origin = "test";
-    options.backend = "reference";
+    options.backend = backend;
     options.model = "tiny";
     status = bd_runtime_create(&options, &handle);
     error = bd_last_error();

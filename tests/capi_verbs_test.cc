@@ -136,12 +136,12 @@ struct Written {
 };
 
 // One step in pages 0, 1, ...; `slots` is where the step's mapping lies.
-Written run_padded(const Padded& step, const std::int64_t* slots, float padding) {
-  const Runtime runtime(kRecipe);
+Written run_padded(const std::string& backend, const Padded& step, const std::int64_t* slots) {
+  const Runtime runtime(kRecipe, nullptr, backend.c_str());
   Engine engine(runtime.handle);
   const auto real = static_cast<std::size_t>(step.lengths[0]);
   std::fill(engine.rows.begin() + static_cast<std::ptrdiff_t>(real * kHeads * kDim),
-            engine.rows.begin() + static_cast<std::ptrdiff_t>(step.rows * kHeads * kDim), padding);
+            engine.rows.begin() + static_cast<std::ptrdiff_t>(step.rows * kHeads * kDim), NAN);
   const std::vector<std::int32_t> table(2 * step.lengths.size(), 0);
   std::vector<std::int32_t> pages = table;
   pages[1] = 1;
@@ -179,8 +179,12 @@ std::vector<std::int64_t> first_slots(std::int64_t n) {
   return slots;
 }
 
+class CapiPadding : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Backend, CapiPadding, testing::Values("cpu", "reference"),
+                         [](const auto& backend) { return backend.param; });
+
 // A step of a captured size: the tensors' rows behind the real ones hold anything.
-TEST(CapiPadding, RowsBehindTheMappingAreNotRead) {
+TEST_P(CapiPadding, RowsBehindTheMappingAreNotRead) {
   const Padded exact{{0, 37}, {37}, first_slots(37), 37};
   Padded more = exact;
   more.rows = 64;
@@ -188,26 +192,26 @@ TEST(CapiPadding, RowsBehindTheMappingAreNotRead) {
   constexpr std::int64_t kBytes = 37 * 8;
   void* guarded = memory.open_before_the_end(kBytes);
   std::memcpy(guarded, more.slots.data(), kBytes);
-  expect_same(run_padded(more, static_cast<const std::int64_t*>(guarded), NAN),
-              run_padded(exact, exact.slots.data(), NAN));
+  expect_same(run_padded(GetParam(), more, static_cast<const std::int64_t*>(guarded)),
+              run_padded(GetParam(), exact, exact.slots.data()));
 }
 
 // -1 is neither the last slot nor slot 0, which a real request owns here.
-TEST(CapiPadding, SkippedRowsLeaveEveryByteAlone) {
+TEST_P(CapiPadding, SkippedRowsLeaveEveryByteAlone) {
   const Padded exact{{0, 3}, {3}, first_slots(3), 3};
-  const Written want = run_padded(exact, exact.slots.data(), NAN);
+  const Written want = run_padded(GetParam(), exact, exact.slots.data());
   Padded loose = exact;  // rows of no request
   loose.slots.resize(8, -1);
   loose.rows = 8;
-  expect_same(run_padded(loose, loose.slots.data(), NAN), want);
+  expect_same(run_padded(GetParam(), loose, loose.slots.data()), want);
   Padded empty = loose;  // and a request without rows and tokens
   empty.starts = {0, 3, 3};
   empty.lengths = {3, 0};
-  expect_same(run_padded(empty, empty.slots.data(), NAN), want);
+  expect_same(run_padded(GetParam(), empty, empty.slots.data()), want);
   Padded owned = loose;  // and one of five rows, without tokens
   owned.starts = {0, 3, 8};
   owned.lengths = {3, 0};
-  expect_same(run_padded(owned, owned.slots.data(), NAN), want);
+  expect_same(run_padded(GetParam(), owned, owned.slots.data()), want);
 }
 
 // The caller writes zeros over a page that holds a sink and part of the tail, then attends.

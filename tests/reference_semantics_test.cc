@@ -1,5 +1,5 @@
-// What attention promises beyond its numbers: causality, reuse of pages, runs that were cut in
-// other ways, corruption that shows.
+// What attention promises beyond its numbers, on every backend: causality, reuse of pages, runs
+// that were cut in other ways.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -39,12 +39,39 @@ std::vector<std::vector<float>> outputs_in_chunks(World& w, int s, std::uint32_t
 constexpr Format kFormats[] = {Format::kBf16, Format::kFp8E4m3, Format::kNvfp4Rows, Format::kNvfp4,
                                Format::kMxfp4};
 
-TEST(Reproducible, ResultsAreAFunctionOfTheTokens) {
+// Suites whose parameter is the backend.
+class OnBackend : public testing::TestWithParam<std::string> {
+ protected:
+  static WorldOptions options() {
+    WorldOptions o;
+    o.backend = GetParam();
+    return o;
+  }
+};
+class Reproducible : public OnBackend {};
+class Default : public OnBackend {};
+class Causality : public OnBackend {};
+class Strides : public OnBackend {};
+class Windows : public OnBackend {};
+class EmptyRows : public OnBackend {};
+class LostRows : public OnBackend {};
+
+const auto kBackends = testing::ValuesIn(backend_names());
+std::string backend_of(const testing::TestParamInfo<std::string>& info) { return info.param; }
+INSTANTIATE_TEST_SUITE_P(Backend, Reproducible, kBackends, backend_of);
+INSTANTIATE_TEST_SUITE_P(Backend, Default, kBackends, backend_of);
+INSTANTIATE_TEST_SUITE_P(Backend, Causality, kBackends, backend_of);
+INSTANTIATE_TEST_SUITE_P(Backend, Strides, kBackends, backend_of);
+INSTANTIATE_TEST_SUITE_P(Backend, Windows, kBackends, backend_of);
+INSTANTIATE_TEST_SUITE_P(Backend, EmptyRows, kBackends, backend_of);
+INSTANTIATE_TEST_SUITE_P(Backend, LostRows, kBackends, backend_of);
+
+TEST_P(Reproducible, ResultsAreAFunctionOfTheTokens) {
   std::mt19937 engine(3);
   for (const Format f : kFormats) {
     for (const Arithmetic arithmetic : {Arithmetic::kWide, Arithmetic::kFp4}) {
       if (arithmetic == Arithmetic::kFp4 && !is_tiled(f)) continue;
-      WorldOptions o;
+      WorldOptions o = options();
       o.format = f;
       o.arithmetic = arithmetic;
       o.reproducible = true;
@@ -68,9 +95,9 @@ TEST(Reproducible, ResultsAreAFunctionOfTheTokens) {
   }
 }
 
-TEST(Reproducible, PrefixHitsPreemptionAndDraftsChangeNothing) {
+TEST_P(Reproducible, PrefixHitsPreemptionAndDraftsChangeNothing) {
   for (const Format f : {Format::kNvfp4, Format::kMxfp4}) {
-    WorldOptions o;
+    WorldOptions o = options();
     o.format = f;
     o.reproducible = true;
     o.num_kv_heads = 1;
@@ -101,11 +128,11 @@ TEST(Reproducible, PrefixHitsPreemptionAndDraftsChangeNothing) {
   }
 }
 
-TEST(Default, DecodeDoesNotDependOnHowThePromptWasCut) {
+TEST_P(Default, DecodeDoesNotDependOnHowThePromptWasCut) {
   // Decode reads pages and shadow slots alone, so its result is bit-equal; only prefill chunks
   // differ, where a chunk reads itself unrounded.
   for (const Format f : kFormats) {
-    WorldOptions o;
+    WorldOptions o = options();
     o.format = f;
     World a(o);
     World b(o);
@@ -119,11 +146,11 @@ TEST(Default, DecodeDoesNotDependOnHowThePromptWasCut) {
   }
 }
 
-TEST(Causality, NoRowSeesALaterToken) {
+TEST_P(Causality, NoRowSeesALaterToken) {
   for (const Format f : {Format::kNvfp4, Format::kMxfp4, Format::kNvfp4Rows}) {
     for (const std::int64_t query : {std::int64_t{4}, std::int64_t{12}}) {
       for (const bool reproducible : {false, true}) {
-        WorldOptions o;
+        WorldOptions o = options();
         o.format = f;
         o.reproducible = reproducible;
         o.num_kv_heads = 1;
@@ -156,9 +183,9 @@ TEST(Causality, NoRowSeesALaterToken) {
   }
 }
 
-TEST(Strides, PaddedAndHeadMajorCachesGiveTheSameOutput) {
+TEST_P(Strides, PaddedAndHeadMajorCachesGiveTheSameOutput) {
   for (const Format f : {Format::kNvfp4, Format::kBf16}) {
-    WorldOptions o;
+    WorldOptions o = options();
     o.format = f;
     World compact(o);
     o.page_padding = 2048;
@@ -180,9 +207,9 @@ TEST(Strides, PaddedAndHeadMajorCachesGiveTheSameOutput) {
   }
 }
 
-TEST(Windows, DroppedPagesAreNeverRead) {
+TEST_P(Windows, DroppedPagesAreNeverRead) {
   for (const Format f : {Format::kNvfp4, Format::kFp8E4m3}) {
-    WorldOptions o;
+    WorldOptions o = options();
     o.format = f;
     o.sink_tokens = 0;
     World full(o);
@@ -208,8 +235,8 @@ TEST(Windows, DroppedPagesAreNeverRead) {
   }
 }
 
-TEST(EmptyRows, AreZeroWithLseMinusInfinity) {
-  WorldOptions o;
+TEST_P(EmptyRows, AreZeroWithLseMinusInfinity) {
+  WorldOptions o = options();
   World w(o);
   const std::vector<float> sinks(4, 1.0F);
   w.params.attn_sink = sinks.data();
@@ -233,8 +260,8 @@ TEST(EmptyRows, AreZeroWithLseMinusInfinity) {
   for (int h = 0; h < 4; ++h) EXPECT_TRUE(std::isfinite(r.lse[static_cast<std::size_t>(12 + h)]));
 }
 
-TEST(EmptyRows, RowsOfNoRequestAreLeftAlone) {
-  WorldOptions o;
+TEST_P(EmptyRows, RowsOfNoRequestAreLeftAlone) {
+  WorldOptions o = options();
   World w(o);
   const int s = w.add_sequence(kPages);
   ASSERT_TRUE(w.plan_step({{s, iota_tokens(0, 5)}}).ok());
@@ -251,8 +278,8 @@ TEST(EmptyRows, RowsOfNoRequestAreLeftAlone) {
   }
 }
 
-TEST(LostRows, AGroupContinuesFromItsOwnCodesAndIsCounted) {
-  WorldOptions o;
+TEST_P(LostRows, AGroupContinuesFromItsOwnCodesAndIsCounted) {
+  WorldOptions o = options();
   o.num_slots = 0;
   World w(o);
   const int s = w.add_sequence(kPages);

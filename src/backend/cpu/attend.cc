@@ -295,7 +295,8 @@ void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
   }
 }
 
-// A query that is not finite must show: integer arithmetic and maxima would make a number of it.
+// A query that is not finite must show: integer arithmetic and maxima would make a number of it. A
+// row before the sequence's first token is empty, whatever a learned sink would add.
 void AttendCall::store_result(const RequestRows& rows, std::int64_t row, int head, const float* out,
                               float max, float sum) {
   const std::int64_t token = row / rows.group_size();
@@ -304,8 +305,9 @@ void AttendCall::store_result(const RequestRows& rows, std::int64_t row, int hea
   scratch.query.resize(std::max(scratch.query.size(), static_cast<std::size_t>(head_dim_)));
   load_row(params_.query, tensor_row, head, head_dim_, scratch.query.data());
   const bool sees = rows.chunk_begin() + token >= 0;
-  float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
-  float lse = sum == 0.0F ? -kInfinity : max + std::log(sum);
+  const bool empty = sum == 0.0F || !sees;
+  float scale = empty ? 0.0F : 1.0F / sum;
+  float lse = empty ? -kInfinity : max + std::log(sum);
   if (sees && !all_finite(scratch.query.data(), head_dim_)) {
     scale = lse = std::numeric_limits<float>::quiet_NaN();
   }
