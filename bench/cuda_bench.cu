@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode, write and plan on a GPU: CUDA events around replays of a graph, each replay over several
 // layers' caches so that nothing is found in L2. Prints one JSON object a line.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The most that a GPU's memory gives to plain reads of 16 bytes a thread.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements a second of the CPU backend's write and of its dequantized tiles, one thread, next to
 // the scalar reference. An element is one value of K or V: a group's values are counted once even
 // when a decode step quantizes the whole group again.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `bitdecoding bench`: times the three verbs on one layer of made-up data, beside the machine's
 // read bandwidth and other systems' operators.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many tokens a cache holds in each mode, with the BF16 slots counted.
 #include <fmt/format.h>
 

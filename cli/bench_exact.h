@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention in double precision over what the cache says, so that a wrong kernel cannot pass for a
 // fast one.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times of single calls, and what the machine is.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Large buffers on huge pages, and how fast this machine reads them.
 #pragma once
 

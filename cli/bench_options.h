@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the subcommands of `bitdecoding bench` take from the command line.
 #pragma once
 

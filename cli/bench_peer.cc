@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Other systems' operators live in Python, so they are compared in a Python process that calls
 // this library too, in turn with the peer.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One layer of a served model on made-up data: pages in a shuffled order, BF16 slots, plans, and
 // N(0, 1) queries, keys and values. The backend under test writes its own pages.
 #pragma once

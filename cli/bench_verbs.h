@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The benches of `bitdecoding bench`; each fills one row of results.
 #pragma once
 

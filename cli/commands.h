@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommands of the program, one file each. To add one: a file with an add_ function, and one
 // line in commands.cc.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shell completion, made from the program's own options, so that it cannot fall behind them.
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What this build can do on NVIDIA GPUs. cuda_build_with.cc is compiled with the CUDA backend,
 // cuda_build_without.cc where it is left out.
 #pragma once

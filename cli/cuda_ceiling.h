@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How fast the current GPU reads its memory. Plain types: this is shared with code for the device.
 #pragma once
 

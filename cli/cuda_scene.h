@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers of a served model in device memory, on made-up data: pages in a shuffled order, BF16
 // slots, a plan, and N(0, 1) queries, keys and values. Several layers, so that what one replay
 // reads is not in the cache of the next.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a scene's results are compared with: rows that gather() reads back, in double precision.
 #include <cuda_runtime_api.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NVIDIA GPUs, asked of the driver's own library, which is loaded at run time: no CUDA toolkit is
 // needed, and its absence is a fact like any other.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What this machine has, as far as serving is concerned: read from the kernel, nothing is run.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program `bitdecoding`: finds the subcommand and turns mistakes into sentences.
 #include <fmt/format.h>
 

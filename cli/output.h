@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all subcommands share: exit codes, colours, errors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts over the codes and scales of one page, for `inspect`.
 #pragma once
 

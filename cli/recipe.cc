@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bitdecoding/recipe.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a mode, a recipe and this machine to one command line: the only place that knows which flags
 // of vLLM a mode needs.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` puts down: headers, the shared library, the program, and the files by which
 # find_package(bitdecoding) and pkg-config find them.
 include(CMakePackageConfigHelpers)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Toolchain: 64-bit Arm by Debian's cross compiler, programs run under qemu-user. Libraries come from
 # build/neon-root, which tools/check_neon.sh fills.
 set(CMAKE_SYSTEM_NAME Linux)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Options and the flags that every target of the project shares.
 option(BITDECODING_BUILD_CLI "Build the bitdecoding program" ON)
 option(BITDECODING_BUILD_EVAL "Build the evaluation and demo programs" ON)

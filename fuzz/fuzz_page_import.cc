@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes: a page that exports to the same bytes, or a sentence and nothing written.
 #include <algorithm>
 #include <cstddef>

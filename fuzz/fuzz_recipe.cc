@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any text: a recipe or a sentence. What is accepted prints to a recipe that reads as itself.
 #include <cstddef>
 #include <cstdint>

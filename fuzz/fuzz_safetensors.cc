@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes: an index whose tensors lie inside the file, or a sentence.
 #include <cmath>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How far a backend's decode is from double precision over the same pages, beside a plain BF16
 // attention kernel over the same pages.
 #pragma once

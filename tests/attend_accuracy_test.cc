@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU backend's decode beside a BF16 kernel that reads the same pages.
 #include "attend_accuracy.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps of several sequences, on every backend.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of every optimised backend share: masks, steps, and the distance of two outputs.
 #pragma once
 

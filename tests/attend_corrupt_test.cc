@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scale bytes that no writer produces, on every backend: whoever sees them gets NaN and a count,
 // and nobody else notices.
 #include <gtest/gtest.h>

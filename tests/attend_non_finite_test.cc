@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NaN and infinity in a step's own K, V and Q, on every backend: what cannot be stored in a page is
 // zero where it is read, too, and a query that is not finite shows.
 #include <gtest/gtest.h>

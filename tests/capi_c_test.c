@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C ABI from C: writes a prompt, decodes one token, and compares every number with attention
  * computed here in double over the same keys and values. */
 #include <bitdecoding/bitdecoding.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calibration through the C ABI: key means and tau are observed, saved, loaded and used.
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One layer and its steps behind the C ABI, over poisoned memory, for the tests of the ABI.
 #pragma once
 

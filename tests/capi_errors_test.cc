@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bad options through the C ABI: each a status and a sentence. Also what a runtime says of itself.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Outer scales through the C ABI: from a recipe's file and from the caller, the same numbers.
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages through the C ABI: from one backend's cache into another's, and what is refused.
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Run as `cmake -DNM=... -DLIBRARY=... -P capi_symbols.cmake`: the shared library shows the C ABI and
 # the public C++ API, and nothing of what it is built from.
 execute_process(COMMAND ${NM} -D --defined-only --demangle ${LIBRARY}

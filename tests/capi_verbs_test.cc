@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bd_write and bd_attend: bad input writes nothing; memory, counters, threads.
 #include <algorithm>
 #include <cmath>

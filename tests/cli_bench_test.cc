@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `bitdecoding bench` as a user runs it: what it prints, and that it refuses what it cannot time.
 #include <nlohmann/json.hpp>
 #include <string>

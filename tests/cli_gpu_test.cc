@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPUs as `doctor` and `bench` see them, with a driver's library of the tests' own.
 #include <string>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program as a user runs it: output, exit codes, suggestions.
 #include <cstring>
 

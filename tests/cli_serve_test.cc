@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `bitdecoding serve`: the command line that it would start, and what it refuses.
 #include <vector>
 

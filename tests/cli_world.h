@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program as a user runs it, in a folder with a model and a Python environment of its own.
 #pragma once
 

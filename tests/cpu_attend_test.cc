@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cpu backend against the reference: the same steps through both, on every instruction set of
 // this machine. Bytes of pages must be equal; outputs agree within what the arithmetic allows.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The decode kernel of every instruction set of this machine against plain double arithmetic over
 // the dequantized tile, with the kernel's own integer probabilities.
 #include <gtest/gtest.h>

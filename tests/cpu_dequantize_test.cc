@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU backend's dequantized tiles against the reference's gather, bit for bit, over pages of
 // random bytes: every code, every scale byte, NaN included.
 #include <gtest/gtest.h>

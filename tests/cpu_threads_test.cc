@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library promises to threads, small enough for ThreadSanitizer.
 #include <gtest/gtest.h>
 

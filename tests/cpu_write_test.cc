@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU backend's write against the reference backend, byte for byte: pages, shadow slots and
 // counters, on every instruction set of this machine.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU's decode is no less accurate than a BF16 kernel that reads the same pages.
 #include <gtest/gtest.h>
 

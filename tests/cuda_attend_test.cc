@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA backend against the reference: the same steps through both. Bytes of pages must be
 // equal; outputs agree within what FP16 and BF16 operands allow. Skipped where there is no GPU.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The same steps through the reference and through the CUDA backend.
 #pragma once
 

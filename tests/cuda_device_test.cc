@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is said of devices; no GPU is needed.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fp4 arithmetic emulated on a GPU, against the reference's.
 #include <gtest/gtest.h>
 

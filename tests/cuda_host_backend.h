@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA backend behind the host interface, for tests: copies pools and tensors to the device and
 // back, so that the same World drives every backend.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention written a second time, without the library's attention code: a dense softmax in double
 // precision over values that the test dequantizes itself.
 #pragma once

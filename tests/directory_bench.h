@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A shadow directory and the step's tables that drive it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The client against a server that misbehaves, and child processes with children of their own.
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tables, HTML, and the results log that survives a crash in the middle of a line.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // KL divergence from logits: closed forms, invariances, and captures that do not belong together.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hidden facts, decode speed from arrival times, and what a server says about itself.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The tests of the evaluation programs; they need no vLLM.
 if(BITDECODING_BUILD_EVAL)
   foreach(room score report tasks engine)

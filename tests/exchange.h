@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages from one world's cache to another's, as files.
 #pragma once
 

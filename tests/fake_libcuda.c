@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // A driver's library without a driver: what `doctor` is told of GPUs in tests. FAKE_CUDA picks what
 // it says: "none" = no device, "broken" = an error, else two GPUs.
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Golden pages: fixed inputs, and the bytes that every version with the same FormatTag::kVersion
 // must write for them. `make_golden_pages DIRECTORY` writes the files of tests/golden.
 #pragma once

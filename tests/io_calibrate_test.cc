@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Key means and tau: against directly computed values, in any order of batches, with bad input.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files are read whole or not at all, and replaced whole or not at all.
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Joining the ranks' key means: against the whole they were cut from, in any order, with bad input.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The file of outer scales: round trip, beside key means, and what is wrong in a file, in words.
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Recipes, files, calibration, the C ABI, the program.
 bitdecoding_test(recipe_parse_test LABELS core)
 bitdecoding_test(io_file_test LABELS core)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Offsets that no 16- or 32-bit number holds, on every backend: page ids, page and head strides,
 // tensor strides, shadow slots, sequences of a million tokens.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes the files of tests/golden. Run it only together with a new FormatTag::kVersion.
 #include <cstdio>
 #include <fstream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every code of every number format, every tie and every edge.
 #include <gtest/gtest.h>
 

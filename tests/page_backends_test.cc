@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages in CUDA's order are read by the CPU backend after the exchange, and the other way round.
 // The pages of a GPU are the reference's, byte for byte (cuda_attend_test), so that the reference
 // stands in for it here.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every nibble and scale byte of a page has one address, and every address one element.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recipes: presets, round trips, and an error sentence for every kind of mistake.
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bad arguments: each is a sentence, none is a crash, and nothing is written.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference backend against a dense softmax that shares no attention code with it.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fp4 arithmetic: what FP4 tensor cores compute, against a second writing of it.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What attention promises beyond its numbers, on every backend: causality, reuse of pages, runs
 // that were cut in other ways.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantize: which bytes are written, and that no stale one is ever read.
 #include <gtest/gtest.h>
 

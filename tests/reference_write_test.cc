@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantize: bytes do not depend on how a sequence was cut, and are what the definition says.
 #include <gtest/gtest.h>
 

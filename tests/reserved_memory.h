@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Address space without memory behind it, for tests with offsets beyond 2^32 bytes and for canaries
 // that end the program: only what was asked for can be touched, anything else is a fault.
 #pragma once

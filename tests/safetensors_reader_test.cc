@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hostile and broken safetensors files: each a sentence with the byte offset, nothing allocated for
 // a mere claim.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scale rules: error on Gaussian data, edges, and what every rule must keep.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directory with too few slots, with padding and with bad input.
 #include <algorithm>
 

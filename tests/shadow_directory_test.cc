@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directory's rules, driven through StepInput alone.
 #include <algorithm>
 #include <random>

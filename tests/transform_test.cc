@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hadamard rotation and the two-term query.
 #include <gtest/gtest.h>
 

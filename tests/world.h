@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small engine for tests: sequences of tokens, a page pool, a shadow pool and one layer. K, V and
 // Q of a token depend on (token, position, head, channel) alone, so that two runs that feed the
 // same tokens in other steps can be compared byte by byte.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random input and poisoned memory for several writers, whose bytes a test compares.
 #pragma once
 

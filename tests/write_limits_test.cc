@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantize at the ends of the number formats: what does not fit is counted, never stored as
 // infinity or NaN.
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the CUDA backend's tests and its benchmark from a built tree on a machine with a GPU, and writes what
 # came out as JSON lines for docs/results/.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Finds dead paths in the documents: links, files, folders and test programs that they name and that the
 # tree does not have. Prints each with its place and exits with 1 when there is one.
 set -euo pipefail

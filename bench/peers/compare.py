@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times this library and another system's operator in one process, in turn: one call of ours, one of the peer.
 
 Both get the same shape, the same number of threads and shuffled pages. `bitdecoding bench ... --peer` runs this;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peers of the CUDA decode bench, on the same shapes: cuDNN through torch's SDPA (contiguous), and
 FlashAttention 3 in BF16 and FP8 (paged) from the shared object in vLLM's wheel.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times ggml's CPU flash attention (ggml_flash_attn_ext, the op llama.cpp decodes with), through ctypes.
 
 The libraries come from the package libggml-python: built for AVX2, FMA and F16C. One query token a sequence,

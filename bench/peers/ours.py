@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One layer of this library through its C ABI, as the vLLM plugin calls it: for timing beside other operators."""
 
 import atexit

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the benches that docs/benchmarks.md reports and writes their rows, with the machine's load, to one file.
 
 Usage: suite.py build/release/bin/bitdecoding docs/results/cpu-<cpu>-<date>.json [--only decode]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Prints the rows of a results file as the Markdown tables of docs/benchmarks.md: table.py docs/results/FILE.json"""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times stock vLLM's own CPU decode attention (torch.ops._C.cpu_attention_with_kv_cache) over a paged cache.
 
 The caches are written by vLLM's own writer, in the layout its engine uses, one query token a sequence. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What makes two runs comparable: the same model, library and texts.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What happens now, on the terminal: one line that is rewritten where that works, else one line an
 // event.
 #pragma once

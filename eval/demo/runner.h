@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The demo's course: one server a mode, one after the other, every task asked of each, every
 // result on the disk before the next begins.
 #pragma once

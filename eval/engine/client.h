@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A client of vLLM's OpenAI-style HTTP interface on the loopback address.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a server of one KV mode is started. What a mode means to vLLM is written down in the program
 // `bitdecoding serve`; here it is asked for, and the flags that all modes share are passed on.
 #pragma once

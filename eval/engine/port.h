@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A TCP port of the loopback address that nothing uses now.
 #pragma once
 

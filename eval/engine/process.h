@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A child process in a process group of its own, and the end of everything that it started.
 //
 // A vLLM server is three processes (API server, engine core, worker) that do not reliably take each

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The spelling of request fields. vLLM ignores a field that it does not know and answers 200, so a
 // misspelt option would silently measure something else.
 #pragma once

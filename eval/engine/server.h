@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A vLLM server as a child process: started, waited for, stopped.
 #pragma once
 

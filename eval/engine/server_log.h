@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a server says about itself, in its log and in /metrics.
 #pragma once
 

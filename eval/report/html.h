@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HTML and SVG by hand: escaping and a few chart shapes.
 #pragma once
 

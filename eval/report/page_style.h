@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The report's style sheet: system fonts, light and dark by the reader's preference.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The demo's memory: one JSON object a line, checksummed and flushed to the disk before the next
 // task begins. A line cut short by a crash is dropped when the file is opened again, so what is
 // half written is never taken for whole.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The run's records, gathered for display.
 #pragma once
 

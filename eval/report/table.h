@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A table on the terminal: columns as wide as their contents, numbers to the right.
 #pragma once
 

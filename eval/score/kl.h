@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Kullback-Leibler divergence between two models' next-token distributions, from their logits.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The file of logits rows that the plugin's capture writes (docs/vllm.md): FILE.json says how long
 // a record is, FILE holds the records: request, position, next token, 0 (int32 each), then the
 // logits.

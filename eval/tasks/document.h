@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one long text that all tasks share: real text with eight facts hidden in it.
 //
 // Every prompt is a beginning of the same token list, with a question behind it. So a server

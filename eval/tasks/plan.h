@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much each task does. Prompts are nested in one document, so a server prefills `context`
 // tokens once and everything else is short.
 #pragma once

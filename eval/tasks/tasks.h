@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tasks of the demo. Each one asks a running server and gives what it found as JSON, which is
 // what the results log keeps; docs/demo.md describes the fields.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What token arrival times say about decode speed.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attend: queries read pages, shadow slots and the current chunk.
 //
 // For a query row at position q of a sequence (its own causal limit, q = seq_len - query_len + i)

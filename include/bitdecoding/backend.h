@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A backend implements the verbs on one kind of machine. `reference` is the oracle: plain loops in
 // double precision, never optimised. `cpu` is SIMD with run-time dispatch.
 #pragma once

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C ABI of bitdecoding: the three verbs over raw pointers and explicit strides.
  *
  * Conventions

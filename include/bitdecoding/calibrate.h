@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calibration: static key means observed while serving, and the threshold tau of the probability
 // scale rule.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA backend: the three verbs on device memory. No CUDA header is needed here: a stream is an
 // opaque handle, device pointers are plain pointers. Library: bitdecoding_cuda.
 //

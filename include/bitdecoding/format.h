@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page formats: what the bytes of a page mean. A format never names a model or an architecture.
 #pragma once
 

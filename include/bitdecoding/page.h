@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages: their geometry, exchange, and the plan of one engine step (which tokens are written
 // where, which 16-token groups also exist in BF16). Plans are shared by all layers of a step.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantize: rows of K and V become codes and scales in pages, and BF16 rows in shadow slots.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The recipe: every choice of a KV mode, in one JSON object. Unknown keys, wrong types and values
 // out of range are errors that name the key and what it accepts.
 #pragma once

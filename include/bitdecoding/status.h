@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors as values. The library never prints, aborts or throws across its public surface; a
 // function that can fail returns a Status (or a Result<T>) whose message is a sentence: what is
 // wrong, what was expected, what to do.

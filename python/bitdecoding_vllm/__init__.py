@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM attention backend with an NVFP4 KV cache: a thin adapter over the bitdecoding C ABI.
 
 Nothing is imported here: vLLM only logs a failed plugin import and then runs its own code, so

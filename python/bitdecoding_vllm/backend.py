@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention backend that stands in CPU_ATTN's place.
 
 Layers whose cache this library keeps get its implementation; every other layer gets vLLM's own

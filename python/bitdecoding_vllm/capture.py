@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the logits of prompt tokens to a file, for exact KL divergence between two engines.
 
 Works with and without a recipe: it hooks the one place where vLLM computes logits of prompt

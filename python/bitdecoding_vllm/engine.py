@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engine set-up: the arguments and environment that start vLLM in one KV mode.
 
 Modes differ in the cache alone, so everything else is the same for all of them. As a program it

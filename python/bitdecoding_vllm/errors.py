@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The error that every refusal of the plugin is."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One layer's attention: the two verbs of the C ABI behind vLLM's two calls.
 
 do_kv_cache_update writes, forward attends. Each layer keeps one parameter struct a verb and

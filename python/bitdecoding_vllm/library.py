@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads libbitdecoding and mirrors include/bitdecoding/bitdecoding.h in ctypes.
 
 The structs carry `struct_size`, and the ABI number is compared on loading: a library of another

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Step metadata and its builder: the plan of a step is made once, for all layers of the group.
 
 The plan itself (which rows are written where, which groups are also in BF16) lives in the library's

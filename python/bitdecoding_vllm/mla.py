@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MLA models keep one latent vector a token, not K and V: their engines are refused when a recipe
 or the nvfp4 cache is asked for, and are vLLM's own otherwise."""
 

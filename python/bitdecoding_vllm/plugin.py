@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The vLLM entry point. register() runs in every vLLM process before any model is built.
 
 It loads the library, checks the environment's recipe and puts this backend in CPU_ATTN's place.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which recipe this process uses, and where it came from.
 
 The environment variable BITDECODING_RECIPE wins over additional_config {"bitdecoding": {"recipe":

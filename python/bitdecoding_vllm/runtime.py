@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process-wide part: one bd_runtime a recipe, its counters, calibration and the start line.
 
 A runtime lives as long as a layer or a step object refers to it, so an engine that goes away takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tail control plane: how many BF16 slots there are, and the tensors that hold them.
 
 Which groups are in BF16 is decided in the library, once a step. Here the pool is sized: at least

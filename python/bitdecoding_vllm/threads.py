@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which CPUs the library's threads may use inside a vLLM worker.
 
 vLLM hands a worker its CPUs through the OpenMP environment, and OpenMP then pins the main thread to

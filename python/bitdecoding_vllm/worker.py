@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods that vLLM adds to its workers.
 
 Added by --worker-extension-cls bitdecoding_vllm.worker.WorkerExtension and called by name:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared pieces: the small model, and one engine at a time inside this process.
 
 One process and no OpenMP binding keep an engine's start at some seconds; each file starts its

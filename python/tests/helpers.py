@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine tests say about texts: equal up to ties, and near by log-probability."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ctypes mirror against the header itself, and what loading refuses."""
 
 import ctypes

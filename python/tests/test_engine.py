@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real engines on a small model: what the cache costs in accuracy, what it saves in memory, and
 that serving features do not change texts.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serving features, each in an engine of its own: they must not change what is generated."""
 
 import pytest

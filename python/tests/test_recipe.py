@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a recipe comes from, what each mode asks of vLLM, and the small rules of the plugin."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines that cannot be served stop with a sentence, before weights load.
 
 The model's folder holds no weights: an engine that gets as far as loading them fails with another

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts that are checked and partly thrown away must not change what is generated.
 
 vLLM's n-gram drafter imports numba, after which vLLM 0.32 cannot start another engine in the

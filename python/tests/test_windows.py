@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sliding windows, soft caps and learned sinks reach the library with vLLM's meaning.
 
 Tiny random models, whose layers mix windows and full attention in one engine; vLLM's own cache is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Softmax in parts: a part keeps its own maximum, and parts are merged by log-sum-exp. A part
 // without positions is (max -inf, sum 0) and is the identity of the merge.
 #pragma once

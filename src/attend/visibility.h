@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which positions a query sees and where each is read from (attend.h states the rule). Backends
 // walk the segments; nothing else decides a source.
 #pragma once

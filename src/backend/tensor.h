@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements of borrowed tensors and of the shadow pool, one at a time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Argument checks that all backends share. What they let through is safe to run.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calibration while serving: bd_write feeds the sums, bd_calibration_save writes the means.
 #include <algorithm>
 #include <limits>

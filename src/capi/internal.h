@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the C handles hold, and how a Status or an exception becomes a bd_status.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers: shapes, this rank's slice of the key means and outer scales, learned sinks.
 #include <cmath>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages that leave the process and come back.
 #include <algorithm>
 #include <span>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The runtime: recipe, backend and sidecar of a process.
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps: the shadow directory of a group of layers and the plan of its current step.
 #include <limits>
 

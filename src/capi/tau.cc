@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calibration of tau while serving: the probabilities of a few query rows over the tokens that are
 // read from pages, as fp4 arithmetic would quantize them.
 #include <algorithm>

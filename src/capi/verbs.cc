@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bd_write and bd_attend: every pointer, count, dtype and stride is checked before the backend sees
 // it.
 #include <limits>

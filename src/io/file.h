@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole small files, with the operating system's reason in every error.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sidecar key_shift.safetensors: calibrated means of K after RoPE, one tensor `key_shift`
 // [layers][kv_heads][head_dim], and metadata that says what they were made from.
 #pragma once

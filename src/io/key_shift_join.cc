@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Joins the sidecars of a tensor-parallel model's ranks.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "io/outer_scale.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Outer scales: a power of two for each layer, KV head and side (K, V), above the block scales. I8
 // tensors `key_outer` and `value_outer` [layers][kv_heads] of a safetensors file hold the
 // exponents; they may lie beside `key_shift` in the sidecar of key means. A side without a tensor

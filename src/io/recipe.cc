@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parsing, checking and printing recipes.
 #include "bitdecoding/recipe.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "io/recipe_fields.h"
 
 #include <cstdint>

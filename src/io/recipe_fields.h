@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One table of the recipe's keys: parsing, printing and explaining read it, so a new key is one
 // entry in recipe_fields.cc.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The seven modes and the names of rules and arithmetic.
 #include <fmt/format.h>
 

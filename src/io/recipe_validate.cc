@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks between the keys of a recipe. Each error names the keys, says why, and what to change.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing safetensors files: 8 bytes of header length (little endian), a JSON header,
 // then the bytes of the tensors. The reader believes nothing: every length is compared with the
 // bytes that are there before anything is allocated, and errors name the byte offset.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The known name nearest to a mistyped one, for "did you mean ...?".
 #pragma once
 

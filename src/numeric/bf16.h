@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BF16 and IEEE half: conversions with round to nearest even.
 #pragma once
 

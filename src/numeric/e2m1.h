@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // E2M1, the 4-bit float of NVFP4 and MXFP4 (OCP Microscaling Formats v1.0, section 5.3.3):
 // sign, two exponent bits (bias 1), one mantissa bit; no infinity, no NaN.
 #pragma once

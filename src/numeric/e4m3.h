@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // E4M3 (OCP 8-bit Floating Point Specification, revision 1.0, "E4M3"): bias 7, largest 448, no
 // infinity, NaN 0x7F and 0xFF, subnormal step 2^-9. Block scales use the non-negative half.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // E8M0 (OCP Microscaling Formats v1.0, section 5.4.1): the value of code e is 2^(e-127); 0xFF is
 // NaN and is never produced.
 #pragma once

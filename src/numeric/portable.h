@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Marks for code that runs on the host and on devices.
 #pragma once
 

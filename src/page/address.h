@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addresses inside one KV head of a page, for any format and order: layout.h's tile map plus the
 // tile's own offset. One element at a time; SIMD code walks fragments instead.
 #pragma once

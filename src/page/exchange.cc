@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages that leave the process: fragment order, tag, bounds and corruption checks.
 #include <fmt/format.h>
 

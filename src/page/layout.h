@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where every nibble and scale byte of a page is: the one home of the layout. docs/format.md shows
 // the same map with test vectors.
 //

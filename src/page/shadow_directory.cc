@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directory's rules, in the order in which a step needs them:
 //   1. touch and pin what the step reads: sinks, tails, groups entered in their middle;
 //   2. drop entries that a write makes stale (written from row 0 and not to be shadowed: pages are

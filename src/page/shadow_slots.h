@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The slots of the BF16 pool: which (page, group) each holds, in order of use. Two orders are kept,
 // because sinks are dropped after everything else.
 #pragma once

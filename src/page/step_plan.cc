@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "page/step_plan.h"
 
 #include <fmt/format.h>

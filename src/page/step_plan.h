@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of a step's plan that needs no directory: bounds, page lists, and which rows of the
 // step's tensors fall into which group.
 #pragma once

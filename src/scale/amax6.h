@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // amax6: the block's maximum lands on the largest code, 6 (NVFP4's usual rule).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every scale rule shares: the block's maximum, the error of one candidate scale, and the
 // codes under a chosen scale. A rule is one header: a struct with
 //     static constexpr std::uint8_t choose(const float* x, int n, float outer_scale)

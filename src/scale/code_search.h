@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // code_search: the best of five E4M3 codes around amax6's: offsets 0 -1 +1 +4 +5, tried in this
 // order, the first of equals kept. No other five offsets do better on Gaussian data; a search over
 // every scale code gains little more. Relative MSE there, averaged over the position of the scale

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // four_six: of the scales amax/6 and amax/4 the one with the smaller squared error; amax/6 when
 // they tie. With amax/4 the maximum lands on code 4, whose neighbours are closer than 6's.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mxfp4_search: the best power-of-two scale (E8M0) of three: the OCP rule's exponent
 // floor(log2(amax)) - 2, then one above, then one below, the first of equals kept.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scales of the probabilities P in `fp4` arithmetic: blocks of 16 tokens of c * P, where c is 1, 8
 // or any positive factor that lifts small blocks out of E4M3's subnormals.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One entry to all scale rules: a rule's number becomes a call, and a format knows its rules.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The orthonormal Hadamard rotation over head_dim, in blocks of the largest power of two that
 // divides it: 64, 128 and 256 are one block; 96 is three of 32, 192 three of 64. (H is symmetric
 // and orthonormal, so the same call rotates back.)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two-term query: q ~ q1 + q2, both NVFP4 in blocks of 16 along head_dim under amax6, q2 the
 // quantized residual of q1 ("dual residual query quantization"). With one term q2 is zero.
 #pragma once

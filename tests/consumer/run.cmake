@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Run as `cmake -DBUILD_DIR=... -DSOURCE_DIR=... -DWORK_DIR=... -DLIBDIR=... -DCXX=... -P run.cmake`:
 # installs the build tree, then builds and runs the consumer by find_package and by pkg-config.
 function(run)

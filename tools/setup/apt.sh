@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that building, testing and checking need; Debian 12 and Ubuntu 24.04.
 # Does nothing, in well under a second, when all are there.
 set -euo pipefail

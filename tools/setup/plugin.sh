@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Puts the vLLM plugin into the Python environment, or packs it with the built library as a wheel.
 set -euo pipefail
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes the Python environment: vLLM on CPU, pytest, the small model, all pinned by two lock files.
 # Idempotent: a stamp with the hash of everything that decides the contents is written last, so a
 # half-made environment is never taken for a whole one.

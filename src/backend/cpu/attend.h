@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The attend verb on the CPU: work items, the sources of each tile, and the merge of partial
 // results.
 #pragma once

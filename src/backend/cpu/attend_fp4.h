@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages attended as FP4 tensor cores would: two-term NVFP4 queries, NVFP4 probabilities in blocks
 // of 16 tokens relative to the row's maximum over all its page positions. An emulation for
 // measuring accuracy: scores are kept for the whole range, so memory grows with the context.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What one attend call is divided into. An item is a range of tiles for a block of query rows of
 // one KV head, read from one kind of source; items of a group share rows and are merged in their
 // order, by whichever thread finishes last. Splits are cut at fixed tile numbers, never by the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scale rules and 4-bit codes of kBlockLanes blocks at once, one block a lane: scale/ in vectors,
 // bit for bit. Value i of all blocks is the vector at x + i * stride. The squares' tree sum, the
 // true divisions and the order of the candidates are scale/block.h's contract. Per-target.

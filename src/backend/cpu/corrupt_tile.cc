@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/corrupt_tile.h"
 
 #include <algorithm>

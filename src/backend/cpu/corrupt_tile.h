@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles whose scale bytes no writer produces: their elements are NaN. Kernels lose a NaN in maxima
 // and in the conversion to integers, and spread it by products with probability 0. So it is taken
 // out before them and put where it belongs after them: a corrupt key spoils the rows that see it, a

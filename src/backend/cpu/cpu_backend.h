@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The SIMD backend: AVX-512, AVX2, SSSE3 or NEON, chosen when it is made.
 #pragma once
 

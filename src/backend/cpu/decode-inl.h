@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode attention over one tile of kQuad pages, per-target: scores, softmax over the tile, values.
 //
 // The products (decode_pairs-inl.h) are integer. With two terms the high one counts 128 times.

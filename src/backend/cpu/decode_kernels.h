@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode attention over the FP4 pages of one KV head for a few query rows: the kernel's arguments.
 //
 // Cost model (docs/design/cpu.md): a tile of 64 tokens costs 2 * 64 * head_dim byte multiply-adds a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode attention's two products over the fragments of a tile. Per-target.
 //
 // A fragment (16 rows x 64 columns of codes) is multiplied along its columns by a few rows of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tile back to floats, per-target. Every product and sum is the reference's: code times (block
 // scale times outer scale), the Hadamard stages in their order, then the shift.
 #if defined(BITDECODING_CPU_DEQUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One 64-token tile of a page as floats in the original space: what prefill and gather read.
 //
 // Cost model: 2 x 64 x head_dim values; a value costs about three operations to decode and one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Float attention over one tile, per-target.
 #if defined(BITDECODING_CPU_FLOAT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef BITDECODING_CPU_FLOAT_INL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention over one 64-token tile of float K and V for many query rows: BF16 tokens, the current
 // chunk, dequantized prefixes and row formats all end here.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gather: positions of one request and KV head as float rows.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of at most eight floats, one block of values a lane: what the write and dequantize
 // kernels share. Eight lanes are the natural width of the quad-order page (a group of 16 tokens is
 // eight ranks of a K fragment), so AVX-512 works on half vectors here.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The few operations that Highway 1.0.3 lacks, and what every kernel shares. Per-target: included
 // again for each instruction set by foreach_target.h.
 #if defined(BITDECODING_CPU_OPS_INL_H_) == defined(HWY_TARGET_TOGGLE)

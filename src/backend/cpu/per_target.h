@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BITDECODING_PER_TARGET(target, function): returns function() of the namespace of `target`, if
 // this build has it. Highway's own dynamic dispatch always takes the best target of the machine;
 // here a caller may force one by name, so the choice is made once, explicitly.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Query rows made ready for the kernels.
 #pragma once
 

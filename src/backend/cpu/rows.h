@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which positions a query row sees, and from which source: the masks of one 64-token tile.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which Highway targets the kernels are compiled for. Include before any Highway header.
 // x86: SSSE3 (the baseline: the kernels' files are compiled with -mssse3), AVX2, AVX3 (AVX-512).
 // Arm: NEON. Others are left out: each costs compile time and gains little over its neighbour.

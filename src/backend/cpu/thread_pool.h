@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that run the items of one call. Waiting threads spin for some microseconds before they
 // sleep: decode calls follow each other within that time, and a wake-up costs more than a small
 // call.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the tiles of a request come from: page addresses, and 64-token tiles of float K and V.
 #pragma once
 

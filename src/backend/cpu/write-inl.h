@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of K and V become one group of one head, per-target. K of tiled pages and both sides of
 // kNvfp4Rows are a run of blocks along head_dim: kBlockLanes of them are transposed so that each
 // has a lane. V of tiled pages has its blocks along tokens, so its channels are lanes as they come.

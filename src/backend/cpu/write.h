@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The write verb on the CPU: work items over (group write, KV head).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The write verb's kernel: one group of one KV head, from rows of K and V to codes, scales and BF16
 // rows.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaPlan's implementation, for the backend beside it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What devices there are, and which kernels run on them.
 #include "device.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attend: one query row and head at a time; scores, softmax and output in double precision.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of one KV head of one request, read from their source in double precision.
 #pragma once
 

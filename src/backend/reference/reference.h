@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle: plain loops, double accumulation, every format and fragment order, one thread. Never
 // optimised; other backends are compared with it.
 #pragma once

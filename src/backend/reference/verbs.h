@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The verbs of the reference backend; arguments have been validated.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantize: K row by row, V group by group.
 #include <array>
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention in fp4 arithmetic: what FP4 tensor cores compute, on any GPU. Codes and scales of
 // queries and probabilities are the reference's, bit for bit; products of blocks are exact integers
 // times exact scales, and what is added is added in double precision. Compiled without fused

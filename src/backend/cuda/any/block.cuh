@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors and codes of a block on a device, the same bits as scale/block.h without a division a
 // value.
 //

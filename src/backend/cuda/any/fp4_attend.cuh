@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work of one block of threads in fp4 arithmetic: eight query rows, the tiles of a part and the
 // BF16 rows. Sums of values stay in registers.
 #pragma once

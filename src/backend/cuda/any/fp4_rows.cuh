@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The query rows of a block of threads in fp4 arithmetic: what they see, their codes, their scores.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles, queries and probabilities as integers: twice the values of E2M1 codes, four in a word, so
 // that a block of 16 products is four integer dot products and exact.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dequantize: pages and BF16 rows of a request as numbers, and the merge of two partial results.
 // Compiled without fused multiply-add, as the writer is.
 #include "common/error.h"

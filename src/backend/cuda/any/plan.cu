@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan of a step, by one block of threads: see common/directory.h.
 #include "any/slots.cuh"
 #include "common/directory.h"

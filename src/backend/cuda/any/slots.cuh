@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The slots of the shadow directory, by one block of threads: pins, victims, and who gets what.
 // page/shadow_slots.h states the order in which entries go.
 #pragma once

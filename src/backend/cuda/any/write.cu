@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantize and write: one block of threads a (group of tokens, KV head, side). Compiled without
 // fused multiply-add: codes and scales are the reference's, bit for bit.
 #include <cuda_bf16.h>

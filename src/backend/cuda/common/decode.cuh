@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode attention over FP4 tiles and BF16 rows, one launch.
 //
 // The work of a step is a flat list of units: for each request, KV head and block of query rows,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host side needs of the decode kernels: arguments, sizes, launch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes of a decode kernel and what its block keeps in shared memory.
 #pragma once
 

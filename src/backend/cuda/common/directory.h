@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shadow directory in device memory: which (page, group) has BF16 rows in which slot.
 // page/shadow_directory.cc states the rules; this is the same in a shape that a block of threads
 // can update at once. Recency is a stamp instead of a list, so entries last used in the same step

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a shape to the instance that was compiled for it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a format and a head_dim to a template's arguments.
 #pragma once
 

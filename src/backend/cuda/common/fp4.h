@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host side needs of attention in fp4 arithmetic, as FP4 tensor cores compute it.
 #pragma once
 

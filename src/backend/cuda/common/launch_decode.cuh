@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches the decode kernels of one format and head_dim. Each architecture's instances include it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor-core and conversion instructions, one function each.
 #pragma once
 

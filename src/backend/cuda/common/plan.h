@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A step's plan as kernels see it: plain arrays in device memory, passed by value.
 #pragma once
 

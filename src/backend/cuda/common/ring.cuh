@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rings of shared-memory entries that are filled from global memory ahead of use. Each warp reads
 // its own ring, so __syncwarp is all the synchronisation that an entry's reuse needs among its
 // readers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hadamard rotation of one row by a warp, in the order of transform/hadamard.h: the same bits.
 #pragma once
 

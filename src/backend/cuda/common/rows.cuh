@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Query rows in, results out: rotation and scaling of queries, sums over warps and over blocks.
 #pragma once
 

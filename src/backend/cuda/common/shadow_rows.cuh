@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WarpRow's part for BF16 rows.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements of borrowed tensors, of any dtype.
 #pragma once
 

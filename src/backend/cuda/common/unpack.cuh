@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From codes and block scales of the kFp16Mma order to FP16 operands (page/layout.h has the bits).
 // All products are exact: code * 2^-14 has three significant bits, an E4M3 scale four.
 #pragma once

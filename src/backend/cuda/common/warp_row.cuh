@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One warp's part of a row: scores, probabilities and values of tiles and of BF16 rows.
 #pragma once
 

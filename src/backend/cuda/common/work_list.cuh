@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The flat list of units that a step is: shares of blocks, rows, and the copies that a warp needs.
 #pragma once
 

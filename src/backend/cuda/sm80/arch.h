@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode on Ampere and Ada: rings filled by sixteen-byte asynchronous copies; 99 KiB of shared
 // memory are on all of them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode on Hopper: rings filled by bulk copies; 227 KiB of shared memory a block.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "common/dispatch_decode.h"
 #include "sm90/arch.h"
 
