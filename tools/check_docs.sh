@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Finds dead paths in the documents: links, files, folders and test programs that they name and that the
-# tree does not have. Prints each with its place and exits with 1 when there is one.
+# Finds dead names in the documents: links, files, folders, test programs and tests that they name and that
+# the tree does not have. Prints each with its place and exits with 1 when there is one.
 set -euo pipefail
 export LC_ALL=C
 
@@ -15,6 +15,14 @@ mapfile -t folders < <(printf '%s\n' "${files[@]}" | sed -n 's|/[^/]*$||p' | awk
   { path = ""; for (i = 1; i <= NF; ++i) { path = path (i > 1 ? "/" : "") $i; print path } }' | sort -u)
 declare -A folder_names=()
 for folder in "${folders[@]}"; do folder_names[${folder##*/}]=1; done
+
+# Tests as documents name them: `Suite.Name` of C++, `test_name` of Python.
+declare -A tests=([Suite.Name]=1) # the form itself
+while IFS= read -r name; do tests[$name]=1; done < <(
+  cat tests/*.cc | tr '\n' ' ' | grep -oE '\bTEST(_F|_P)?\( *[A-Za-z0-9]+, *[A-Za-z0-9]+ *\)' |
+    sed -E 's/.*\( *([A-Za-z0-9]+), *([A-Za-z0-9]+) *\)/\1.\2/'
+  sed -nE 's/^def (test_[a-z0-9_]+)\(.*/\1/p' python/tests/*.py
+)
 
 sources='\.(h|c|cc|cu|cuh|sh|py|cmake|md|toml|lock|jsonl)$'
 # shellcheck disable=SC2016  # these are the document's backticks
@@ -56,7 +64,8 @@ check_link() {
   fi
 }
 
-# A word in backticks is a path when it ends like a source file or begins with a folder of the tree.
+# A word in backticks is a test by its form, and a path when it ends like a source file or begins with a folder of
+# the tree.
 check_word() {
   local place=$1 word=${2#./}
   word=${word%/}
@@ -64,6 +73,9 @@ check_word() {
   if [[ $word =~ ^[a-z0-9_]+_(test|bench)$ ]]; then
     places=$((places + 1))
     is_there "$word.*" || report "$place" "there is no program '$word'"
+  elif [[ $word =~ ^([A-Z][A-Za-z0-9]+\.[A-Z][A-Za-z0-9]+|test_[a-z0-9_]+)$ ]]; then
+    places=$((places + 1))
+    [[ -n ${tests[$word]:-} ]] || report "$place" "there is no test '$word'"
   elif [[ $word =~ ^[A-Za-z0-9_.*/-]+$ && ($word =~ $sources ||
     ($word == */* && -n ${folder_names[${word%%/*}]:-})) ]]; then
     places=$((places + 1))
