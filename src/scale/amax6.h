@@ -9,7 +9,7 @@ namespace bitdecoding {
 struct Amax6 {
   template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
-    return encode_e4m3(block_amax(x, n) / 6.0F / outer_scale);
+    return encode_e4m3(Block::amax(x, n) / 6.0F / outer_scale);
   }
 };
 

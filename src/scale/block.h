@@ -2,8 +2,9 @@
 // What every scale rule shares: the block's maximum, the error of one candidate scale, and the
 // codes under a chosen scale. A rule is one header: a struct with
 //     static constexpr std::uint8_t choose(const float* x, int n, float outer_scale)
-// that returns the scale code of a block of n values (16 or 32), a template over Block: the errors
-// come from it, so that a device can bring its own way to the same bits. See HACKING.md to add one.
+// that returns the scale code of a block of n values (16 or 32), a template over Block: maximum and
+// errors come from it, so that a device can bring its own way to the same bits. See HACKING.md to
+// add one.
 //
 // Determinism: all backends give bit-equal codes, so every operation here is a single IEEE float
 // operation in a stated order. Build with -ffp-contract=off; do not use fused multiply-add.
@@ -60,8 +61,9 @@ BD_HOST_DEVICE constexpr float block_squared_norm(const float* x, int n) {
   return sum[0];
 }
 
-// The errors as they are written above.
+// Maximum and errors as they are written above.
 struct PlainBlock {
+  BD_HOST_DEVICE static constexpr float amax(const float* x, int n) { return block_amax(x, n); }
   BD_HOST_DEVICE static constexpr float squared_error(const float* x, int n, float scale) {
     return block_squared_error(x, n, scale);
   }

@@ -16,7 +16,7 @@ struct CodeSearch {
   template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
     constexpr int kOffsets[5] = {0, -1, 1, 4, 5};
-    const float amax = block_amax(x, n);
+    const float amax = Block::amax(x, n);
     if (amax == 0.0F) return 0;
     const int base = encode_e4m3(amax / 6.0F / outer_scale);
     float best_error = Block::squared_norm(x, n);

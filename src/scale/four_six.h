@@ -10,7 +10,7 @@ namespace bitdecoding {
 struct FourSix {
   template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
-    const float amax = block_amax(x, n);
+    const float amax = Block::amax(x, n);
     const std::uint8_t six = encode_e4m3(amax / 6.0F / outer_scale);
     const std::uint8_t four = encode_e4m3(amax / 4.0F / outer_scale);
     if (four == 0) return 0;

@@ -11,7 +11,7 @@ struct Mxfp4Search {
   template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
     constexpr int kOffsets[3] = {0, 1, -1};
-    const float amax = block_amax(x, n) / outer_scale;
+    const float amax = Block::amax(x, n) / outer_scale;
     if (amax == 0.0F) return 0;
     const int base = floor_log2(amax) - 2;
     std::uint8_t best = 0;
@@ -34,7 +34,7 @@ struct Mxfp4Search {
 struct Mxfp4Floor {
   template <class Block = PlainBlock>
   BD_HOST_DEVICE static constexpr std::uint8_t choose(const float* x, int n, float outer_scale) {
-    const float amax = block_amax(x, n) / outer_scale;
+    const float amax = Block::amax(x, n) / outer_scale;
     return amax == 0.0F ? std::uint8_t{0} : encode_e8m0_exponent(floor_log2(amax) - 2);
   }
 };

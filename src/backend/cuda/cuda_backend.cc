@@ -87,6 +87,13 @@ LayerView layer_view(const LayerConfig& layer, const CacheView& cache, const Sha
   return v;
 }
 
+Tensor tensor_of(const TensorView& view) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
+                       view.stride_token % 8 == 0 && view.stride_head % 8 == 0;
+  return {view.data, view.dtype, view.stride_token, view.stride_head,
+          aligned && view.dtype != DType::kF32};
+}
+
 // Kernels of `any` are asked for here; decode's when attend needs them.
 Status check_kernels(const CudaDevice& device) {
   if (has_any_kernels()) return {};
@@ -191,6 +198,8 @@ class Backend final : public CudaBackend {
   Status merge(const Merge& merge, CudaStream stream) override;
 
  private:
+  // Whether the next launch may begin before its predecessor has ended: devices from 9.0 on.
+  bool follows(const Plan& plan) const { return plan.follow() && device_.major >= 9; }
   Status attend_fp4(const AttendParams& params, const DecodeArgs& decode, const Plan& plan,
                     CudaStream stream);
 
@@ -227,10 +236,10 @@ Status Backend::write(const WriteParams& p, const CudaPlan& plan_of, CudaStream 
   WriteArgs args;
   args.plan = view;
   args.layer = layer_view(*p.layer, p.cache, p.shadow);
-  args.key = {p.key.data, p.key.dtype, p.key.stride_token, p.key.stride_head};
-  args.value = {p.value.data, p.value.dtype, p.value.stride_token, p.value.stride_head};
+  args.key = tensor_of(p.key);
+  args.value = tensor_of(p.value);
   args.counters = p.counters;
-  return launch_write(args, stream);
+  return launch_write(args, stream, follows(plan));
 }
 
 Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStream stream) {
@@ -246,7 +255,8 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
   args.arrivals = arrivals_.get();
   const DecodeShape shape{p.layer->geometry.format, p.layer->geometry.head_dim,
                           plan.column_blocks()};
-  const DecodeLaunch on{device_.multiprocessors, static_cast<int>(device_.shared_bytes), stream};
+  const DecodeLaunch on{device_.multiprocessors, static_cast<int>(device_.shared_bytes), stream,
+                        follows(plan)};
 #ifdef BITDECODING_CUDA_SM80
   if (device_.kernels == "sm80") return launch_decode_sm80(shape, args, on);
 #endif

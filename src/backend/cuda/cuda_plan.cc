@@ -264,6 +264,7 @@ Status Plan::build(const StepInput& in, int max_query_len, CudaStream stream) {
   args_.slot_mapping = in.slot_mapping;
   args_.num_tokens = static_cast<std::int32_t>(in.num_tokens);
   launch_build(args_, stream);
+  followed_ = false;
   return check(cudaGetLastError(), "launching the plan");
 }
 
@@ -310,6 +311,7 @@ Status Plan::upload(const StepPlan& plan, CudaStream stream) {
   for (int w = 0; w < args_.num_work; ++w) {
     to_device.copy(args_.work[w].prefix, work_prefix(host.requests, args_.work[w].window_left));
   }
+  followed_ = false;
   return to_device.status();
 }
 

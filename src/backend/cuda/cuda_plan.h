@@ -2,6 +2,7 @@
 // CudaPlan's implementation, for the backend beside it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -30,6 +31,9 @@ class Plan final : public CudaPlan {
   int rows_in_use() const;
   // Query rows that a request and KV head have at the most.
   int query_rows() const;
+  // Whether a launch may begin before its predecessor on the stream has ended: no for the first
+  // after build() or upload(), which completes the plan; yes for those that follow.
+  bool follow() const { return followed_.exchange(true); }
 
  private:
   void set_columns(int max_query_len);
@@ -42,6 +46,7 @@ class Plan final : public CudaPlan {
   const CudaPlanLimits limits_;
   BuildArgs args_;  // filled by build() or upload(), read by view()
   int max_query_len_ = 0;
+  mutable std::atomic<bool> followed_ = false;
   DeviceArray<Request> requests_;
   DeviceArray<ShadowUnit> units_;
   DeviceArray<Write> writes_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hadamard rotation of one row by a warp, in the order of transform/hadamard.h: the same bits.
+// The Hadamard rotation by lanes of a warp, in the order of transform/hadamard.h: the same bits.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,35 @@
 #include "transform/hadamard.h"
 
 namespace bitdecoding::cuda {
+
+// A part of kPart channels that kPart / kEach neighbouring lanes hold, kEach neighbours each. All
+// lanes of the warp take part.
+template <int kPart, int kEach>
+__device__ inline void rotate_part(float (&x)[kEach]) {
+  const int lane = static_cast<int>(threadIdx.x & 31);
+#pragma unroll
+  for (int stride = 1; stride < kEach; stride *= 2) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if ((e & stride) != 0) continue;
+      const float a = x[e];
+      const float b = x[e + stride];
+      x[e] = a + b;
+      x[e + stride] = a - b;
+    }
+  }
+#pragma unroll
+  for (int step = 1; step < kPart / kEach; step *= 2) {
+    // Lower lanes add, upper ones subtract: the product with the sign is exact.
+    const float sign = (lane & step) == 0 ? 1.0F : -1.0F;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      x[e] = __fmaf_rn(x[e], sign, __shfl_xor_sync(0xFFFFFFFFU, x[e], step));
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) x[e] *= hadamard_scale(kPart);
+}
 
 // How a warp holds a row: parts of the largest power of two that divides head_dim, of each a lane
 // has kEach neighbours. Channel of element e: part * kPart + lane * kEach + e.
@@ -22,32 +51,8 @@ struct LaneRow {
   }
 
   __device__ void rotate() {
-    const int lane = static_cast<int>(threadIdx.x & 31);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      float(&row)[kEach] = x[part];
-#pragma unroll
-      for (int stride = 1; stride < kEach; stride *= 2) {
-#pragma unroll
-        for (int e = 0; e < kEach; ++e) {
-          if ((e & stride) != 0) continue;
-          const float a = row[e];
-          const float b = row[e + stride];
-          row[e] = a + b;
-          row[e + stride] = a - b;
-        }
-      }
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-#pragma unroll
-        for (int e = 0; e < kEach; ++e) {
-          const float other = __shfl_xor_sync(0xFFFFFFFFU, row[e], step);
-          row[e] = (lane & step) == 0 ? row[e] + other : other - row[e];
-        }
-      }
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) row[e] *= hadamard_scale(kPart);
-    }
+    for (int part = 0; part < kParts; ++part) rotate_part<kPart>(x[part]);
   }
 };
 

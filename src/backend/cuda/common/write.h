@@ -13,6 +13,7 @@ struct Tensor {
   const void* data = nullptr;
   DType dtype = DType::kBf16;
   std::int64_t stride_token = 0, stride_head = 0;
+  bool vectors = false;  // 16-bit elements; data and strides are multiples of 16 bytes
 };
 
 struct LayerView {
@@ -44,7 +45,8 @@ struct GatherArgs {
 
 // Whether the current device can run the kernels of `any`.
 bool has_any_kernels();
-Status launch_write(const WriteArgs& args, void* stream);
+// Dependent: may begin before its predecessor on the stream has ended.
+Status launch_write(const WriteArgs& args, void* stream, bool dependent);
 Status launch_gather(const GatherArgs& args, void* stream);
 Status launch_merge(const CudaBackend::Merge& merge, void* stream);
 
