@@ -8,7 +8,7 @@ option(BITDECODING_BUILD_FUZZ "Build the fuzz targets (needs clang)" OFF)
 option(BITDECODING_BUILD_CUDA "Build the CUDA backend (needs the CUDA toolkit, 13.0 or later)" OFF)
 set(BITDECODING_CUDA_ARCHITECTURES "80;90a" CACHE STRING
     "GPU architectures of the CUDA backend; 80 to 90a have decode kernels, 100a and 120a all others")
-option(BITDECODING_CUDA_FAIL_ON_SPILLS "Fail when a decode kernel for one column block spills (needs Python)" ON)
+option(BITDECODING_CUDA_FAIL_ON_SPILLS "Fail when a decode kernel spills (needs Python)" ON)
 option(BITDECODING_WERROR "Treat warnings as errors" ON)
 set(BITDECODING_SANITIZE "" CACHE STRING "Sanitizers for all targets, e.g. address,undefined or thread")
 set(BITDECODING_CPU_LEAVE_OUT "" CACHE STRING

@@ -5,9 +5,8 @@
     tools/fail_on_spills.py COMPILER ARGUMENT...
 
 The build puts this before nvcc (BITDECODING_CUDA_FAIL_ON_SPILLS). ptxas must be asked for its warnings with
--warn-spills. Kernels for two column blocks (9 to 16 query rows) are known to spill, since nine warps of them do not
-fit the register file (docs/design/cuda.md): they are let through. The compiler's words and its exit code are passed
-on; a spill turns 0 into 1 and removes the object that the compiler was told to write.
+-warn-spills. The compiler's words and its exit code are passed on; a spill turns 0 into 1 and removes the object that
+the compiler was told to write.
 """
 
 import os
@@ -21,11 +20,11 @@ TRAITS = re.compile(r"decode_kernel.*DecodeTraitsIL\w+?E\d+ELi(\d+)ELi(\d+)E")
 
 
 def spills(words):
-    """(head_dim, what ptxas said) of each decode kernel for one column block that spills."""
+    """(head_dim, column blocks, what ptxas said) of each decode kernel that spills."""
     for name, what in SPILL.findall(words):
         traits = TRAITS.search(name)
-        if traits and int(traits.group(2)) == 1:
-            yield int(traits.group(1)), what
+        if traits:
+            yield int(traits.group(1)), int(traits.group(2)), what
 
 
 def main(command):
@@ -35,9 +34,9 @@ def main(command):
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     sys.stderr.write(done.stderr)
     found = list(spills(done.stderr))
-    for head_dim, what in found:
-        print(f"error: the decode kernel for head_dim {head_dim} and one column block spills: {what}. Give it fewer "
-              "live values or fewer warps, or build with -DBITDECODING_CUDA_FAIL_ON_SPILLS=OFF.", file=sys.stderr)
+    for head_dim, columns, what in found:
+        print(f"error: the decode kernel for head_dim {head_dim} and {columns} column blocks spills: {what}. Give it "
+              "fewer live values or fewer warps, or build with -DBITDECODING_CUDA_FAIL_ON_SPILLS=OFF.", file=sys.stderr)
     if done.returncode != 0 or not found:
         return done.returncode
     if "-o" in command:

@@ -17,9 +17,21 @@
 
 #include <cstdint>
 
+#include "common/dependent.cuh"
 #include "common/rows.cuh"
 
 namespace bitdecoding::cuda {
+
+// Registers change hands between the groups of four warps of a block.
+inline constexpr int kCopyRegisters = 32;
+template <int kRegisters>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // The warp that fills all rings: lane w serves warp w.
 template <class T>
@@ -30,8 +42,18 @@ __device__ inline void fill_rings(const DecodeArgs& a, SharedStorage<T>& s, cons
   if (lane >= T::kWarps) return;
   BulkSource<typename T::Ring, T::kEntries, Producer<T>> source(
       s.ring[lane], Producer<T>(a, row, begin + lane, end));
-  while (!source.done()) {
-    if (!source.poll()) __nanosleep(40);
+  wait_for_predecessor();
+  // In step: a warp waits for a load whichever of its lanes asked for it, so that lanes on their
+  // own would wait for each other's page numbers. Units differ by one at the most, and a ring is
+  // deeper than that.
+  static_assert(T::kEntries > 2);
+  constexpr unsigned kLanes = (1U << T::kWarps) - 1;
+  while (true) {
+    const bool more = !source.done();
+    if (!__any_sync(kLanes, more)) return;
+    while (more && !source.is_free()) __nanosleep(20);
+    __syncwarp(kLanes);
+    if (more) source.fill();
   }
 }
 
@@ -47,6 +69,17 @@ __device__ inline auto make_feed(const DecodeArgs& a, SharedStorage<T>& s, const
   }
 }
 
+// Counts a block's arrival; returns how many came before. What the block's threads wrote before the
+// last barrier is seen by whoever counts later.
+__device__ inline int arrive(std::int32_t* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     decode_kernel(const __grid_constant__ DecodeArgs a) {
@@ -54,17 +87,27 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   auto& s = *reinterpret_cast<SharedStorage<T>*>(raw);
   const int warp = threadIdx.x >> 5;
   if (threadIdx.x < T::kWarps) s.ring[threadIdx.x].init();
+  let_successor_begin();
   Shares shares;
   const Start start = find_start(a, &shares);
   const std::int32_t begin = start.begin;
   const std::int32_t end = start.end;
-  if (begin >= end) return;
-  ListRow row = start.row;
-  __syncthreads();
-  if (warp == T::kWarps) {
-    if constexpr (T::Ring::kOwnWarp) fill_rings<T>(a, s, row, begin, end);
+  if (begin >= end) {
+    wait_for_predecessor();
     return;
   }
+  ListRow row = start.row;
+  __syncthreads();
+  if (warp >= T::kWarps) {
+    if constexpr (T::kRegisters > 0) give_registers<kCopyRegisters>();
+    if constexpr (T::Ring::kOwnWarp) {
+      if (warp == T::kWarps) fill_rings<T>(a, s, row, begin, end);
+    }
+    return;
+  }
+  if constexpr (T::kRegisters > 0) take_registers<T::kRegisters>();
+  // A feed that copies by itself begins at once.
+  if constexpr (!T::Ring::kOwnWarp) wait_for_predecessor();
   auto feed = make_feed<T>(a, s, row, begin + warp, end);
 
   std::int32_t unit = begin + warp;
@@ -72,6 +115,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   ListRow shared[2];
   while (true) {
     WarpRow<T> work(a, s, row);
+    wait_for_predecessor();  // until here only the plan was read
     load_queries<T>(a, s, row);
     sync_workers<T>();
     work.take_queries();
@@ -107,23 +151,20 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   if (num_shared == 0) return;
   sync_workers<T>();
   if (threadIdx.x == 0) {
-    // For all threads of the block: their writes are behind the barrier.
-    __threadfence();
     for (int i = 0; i < num_shared; ++i) {
       const ListRow& r = shared[i];
       const int first = shares.of(r.begin);
       const int parts = shares.of(r.end - 1) - first + 1;
       // One counter a row; rows are told apart by the block that holds their first unit, and of
       // the rows that begin in a block only the last is shared.
-      const int before = atomicAdd(a.arrivals + first, 1);
+      const int before = arrive(a.arrivals + first);
       s.last[i] = before == parts - 1 ? 1 : 0;
       if (s.last[i] != 0) a.arrivals[first] = 0;
     }
-    __threadfence();
   }
   sync_workers<T>();
   for (int i = 0; i < num_shared; ++i) {
-    if (s.last[i] != 0) merge_blocks<T>(a, s, shared[i], shares, a.rows_in_use);
+    if (s.last[i] != 0) merge_blocks<T>(a, shared[i], shares, a.rows_in_use);
   }
 }
 

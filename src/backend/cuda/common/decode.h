@@ -47,6 +47,7 @@ struct DecodeLaunch {
   int grid = 0;
   int shared_limit = 0;  // bytes a block may use
   void* stream = nullptr;
+  bool dependent = false;  // may begin before its predecessor on the stream has ended
 };
 Status launch_decode_sm90(const DecodeShape& shape, const DecodeArgs& args, const DecodeLaunch& on);
 Status launch_decode_sm80(const DecodeShape& shape, const DecodeArgs& args, const DecodeLaunch& on);

@@ -19,15 +19,15 @@ inline constexpr float kSlack = 8.0F;
 // Instead of -inf, so that differences of two empty maxima are numbers.
 inline constexpr float kNoMaximum = -1.0e30F;
 
-template <Format kFormat_, int kHeadDim_, int kColumnBlocks_, int kWarps_, int kEntries_,
-          template <int, int> class Ring_>
+template <Format kFormat_, int kHeadDim_, int kColumnBlocks_, class Arch>
 struct DecodeTraits {
   static constexpr Format kFormat = kFormat_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kColumnBlocks = kColumnBlocks_;
   static constexpr int kRows = kColumns * kColumnBlocks;
-  static constexpr int kWarps = kWarps_;
-  static constexpr int kEntries = kEntries_;
+  static constexpr int kWarps = Arch::warps(kHeadDim, kColumnBlocks);
+  static constexpr int kEntries = Arch::entries(kHeadDim, kColumnBlocks);
+  static constexpr int kRegisters = Arch::registers(kHeadDim, kColumnBlocks);
   static constexpr int kKeyBlocks = layout::key_column_blocks(kHeadDim);
   static constexpr int kValueGroups = kHeadDim / 16;
   static constexpr layout::TileParts kParts = layout::tile_parts(kFormat, kHeadDim);
@@ -36,9 +36,12 @@ struct DecodeTraits {
   static constexpr int kRowBytes = kUnitRows * kHeadDim * 2;
   static constexpr int kEntryBytes = kKeyBytes > kRowBytes ? kKeyBytes : kRowBytes;
   static_assert(kValueBytes <= kEntryBytes && kEntryBytes % 16 == 0);
-  using Ring = Ring_<kEntryBytes, kEntries>;
-  // A ring that a warp of its own fills adds that warp to the block.
-  static constexpr int kThreads = 32 * (kWarps + (Ring::kOwnWarp ? 1 : 0));
+  using Ring = typename Arch::template Ring<kEntryBytes, kEntries>;
+  // A ring that a warp of its own fills adds that warp to the block, and three idle ones where
+  // registers change hands: that is done by four warps together.
+  static_assert(kRegisters == 0 || kWarps % 4 == 0);
+  static constexpr int kCopyWarps = !Ring::kOwnWarp ? 0 : kRegisters == 0 ? 1 : 4;
+  static constexpr int kThreads = 32 * (kWarps + kCopyWarps);
 };
 
 // What a row needs besides its units; in shared memory.

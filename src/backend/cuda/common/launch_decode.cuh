@@ -3,14 +3,14 @@
 #pragma once
 
 #include "common/decode.cuh"
+#include "common/dependent.cuh"
 #include "common/error.h"
 
 namespace bitdecoding::cuda {
 
-template <Format kFormat, int kHeadDim, int kColumnBlocks, int kWarps, int kEntries,
-          template <int, int> class Ring>
+template <Format kFormat, int kHeadDim, int kColumnBlocks, class Arch>
 Status launch_traits(const DecodeArgs& args, const DecodeLaunch& on) {
-  using T = DecodeTraits<kFormat, kHeadDim, kColumnBlocks, kWarps, kEntries, Ring>;
+  using T = DecodeTraits<kFormat, kHeadDim, kColumnBlocks, Arch>;
   const std::int64_t bytes = decode_shared_bytes<T>(args.rows_in_use);
   if (bytes > on.shared_limit) return too_little_shared(kHeadDim, bytes, on.shared_limit);
   const auto kernel = decode_kernel<T>;
@@ -18,23 +18,17 @@ Status launch_traits(const DecodeArgs& args, const DecodeLaunch& on) {
                                              static_cast<int>(bytes)),
                         "setting the decode kernel's shared memory");
   if (!status.ok()) return status;
-  kernel<<<on.grid, T::kThreads, static_cast<std::size_t>(bytes),
-           static_cast<cudaStream_t>(on.stream)>>>(args);
-  return check(cudaGetLastError(), "launching decode");
+  const LaunchShape shape{dim3(static_cast<unsigned>(on.grid)), dim3(T::kThreads),
+                          static_cast<std::size_t>(bytes), on.stream, on.dependent};
+  return check(launch(kernel, shape, args), "launching decode");
 }
 
-// A ring says how many warps share a block and how many entries each has: see each architecture.
 template <Format kFormat, int kHeadDim, class Arch>
 Status launch_columns(const DecodeShape& shape, const DecodeArgs& args, const DecodeLaunch& on) {
-  constexpr int kWarps = Arch::warps(kHeadDim);
   if constexpr (most_column_blocks(kHeadDim) == 2) {
-    if (shape.column_blocks == 2) {
-      return launch_traits<kFormat, kHeadDim, 2, kWarps, Arch::entries(kHeadDim, 2),
-                           Arch::template Ring>(args, on);
-    }
+    if (shape.column_blocks == 2) return launch_traits<kFormat, kHeadDim, 2, Arch>(args, on);
   }
-  return launch_traits<kFormat, kHeadDim, 1, kWarps, Arch::entries(kHeadDim, 1),
-                       Arch::template Ring>(args, on);
+  return launch_traits<kFormat, kHeadDim, 1, Arch>(args, on);
 }
 
 }  // namespace bitdecoding::cuda

@@ -112,16 +112,18 @@ class BulkFeed {
   std::uint32_t parity_ = 0;
 };
 
-// One lane's side of a ring: fills entries as they become free.
+// One lane's side of a ring.
 template <class Ring, int kEntries, class Producer>
 class BulkSource {
  public:
   __device__ BulkSource(Ring& ring, Producer producer) : ring_(ring), producer_(producer) {}
 
   __device__ bool done() const { return producer_.done(); }
-  // True when an entry was filled.
-  __device__ bool poll() {
-    if (!barrier_done(shared_address(&ring_.empty[entry_]), parity_ ^ 1U)) return false;
+  // Whether the next entry may be filled.
+  __device__ bool is_free() const {
+    return barrier_done(shared_address(&ring_.empty[entry_]), parity_ ^ 1U);
+  }
+  __device__ void fill() {
     const auto copy = producer_.next();
     ring_.unreadable[entry_] = copy.unreadable ? 1U : 0U;
     bulk_copy(shared_address(ring_.entries[entry_]), copy.from,
@@ -130,7 +132,6 @@ class BulkSource {
       entry_ = 0;
       parity_ ^= 1U;
     }
-    return true;
   }
 
  private:

@@ -180,8 +180,8 @@ __device__ inline void store_share(const DecodeArgs& a, const SharedStorage<T>& 
 
 // All parts of a row that several blocks share, by every thread of the last block to arrive.
 template <class T>
-__device__ inline void merge_blocks(const DecodeArgs& a, SharedStorage<T>& s, const ListRow& row,
-                                    const Shares& shares, int rows_in_use) {
+__device__ inline void merge_blocks(const DecodeArgs& a, const ListRow& row, const Shares& shares,
+                                    int rows_in_use) {
   const int first = shares.of(row.begin);
   const int parts = shares.of(row.end - 1) - first + 1;
   const std::int64_t stride = partial_floats(T::kRows, T::kHeadDim);
@@ -189,54 +189,46 @@ __device__ inline void merge_blocks(const DecodeArgs& a, SharedStorage<T>& s, co
   const auto part_of = [&](int k) {
     return a.partials + (2 * static_cast<std::int64_t>(first + k) + (k == 0 ? 1 : 0)) * stride;
   };
-  // One warp a query row finds the parts' weights, all loads at once; they go where the ring was.
-  auto* weights = reinterpret_cast<float*>(&s.ring[0]);  // [rows][parts]
-  const int warp = threadIdx.x >> 5;
-  const int lane = threadIdx.x & 31;
-  for (int column = warp; column < rows_in_use; column += T::kWarps) {
-    const int at = column * (T::kHeadDim + 2) + T::kHeadDim;
-    // A lane's first part stays in registers: rarely are there more than 32.
-    const float2 none = {kNoMaximum, 0.0F};
-    const auto load = [&](int k) {
-      return __ldcg(reinterpret_cast<const float2*>(part_of(k) + at));
-    };
-    const float2 mine = lane < parts ? load(lane) : none;
-    float top = mine.x;
-    for (int k = lane + 32; k < parts; k += 32) top = fmaxf(top, load(k).x);
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, step));
-    }
-    float sum = 0.0F;
-    for (int k = lane; k < parts; k += 32) {
-      const float2 part = k < 32 ? mine : load(k);
-      const float weight = exp2_approx(part.x - top);
-      weights[column * parts + k] = weight;
-      sum += weight * part.y;
-    }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, step);
-    if (lane == 0) {
-      s.maximum[0][column] = top;
-      s.sum[0][column] = sum;
-    }
-  }
-  sync_workers<T>();
+  // Weights and values are asked for together, a batch of parts at a time: one memory latency for
+  // up to kBatch parts.
+  constexpr int kBatch = 8;
   for (int i = threadIdx.x; i < rows_in_use * T::kHeadDim / 2; i += 32 * T::kWarps) {
     const int column = 2 * i / T::kHeadDim;
     const int dim = 2 * i % T::kHeadDim;
-    const int at = column * (T::kHeadDim + 2) + dim;
+    const int at = column * (T::kHeadDim + 2);
+    float top = kNoMaximum;
+    float sum = 0.0F;
     float2 value = {0.0F, 0.0F};
-#pragma unroll 8
-    for (int k = 0; k < parts; ++k) {
-      const float weight = weights[column * parts + k];
-      const float2 x = __ldcg(reinterpret_cast<const float2*>(part_of(k) + at));
-      value.x = fmaf(weight, x.x, value.x);
-      value.y = fmaf(weight, x.y, value.y);
+    for (int base = 0; base < parts; base += kBatch) {
+      float2 share[kBatch];  // maximum, sum
+      float2 x[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        share[k] = {kNoMaximum, 0.0F};
+        x[k] = {0.0F, 0.0F};
+        if (base + k >= parts) continue;
+        const float* part = part_of(base + k) + at;
+        share[k] = __ldcg(reinterpret_cast<const float2*>(part + T::kHeadDim));
+        x[k] = __ldcg(reinterpret_cast<const float2*>(part + dim));
+      }
+      float higher = top;
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) higher = fmaxf(higher, share[k].x);
+      const float down = exp2_approx(top - higher);
+      sum *= down;
+      value.x *= down;
+      value.y *= down;
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const float weight = exp2_approx(share[k].x - higher);
+        sum = fmaf(weight, share[k].y, sum);
+        value.x = fmaf(weight, x[k].x, value.x);
+        value.y = fmaf(weight, x[k].y, value.y);
+      }
+      top = higher;
     }
-    store_pair<T>(a, row, column, dim, value, s.maximum[0][column], s.sum[0][column]);
+    store_pair<T>(a, row, column, dim, value, top, sum);
   }
-  sync_workers<T>();
 }
 
 }  // namespace bitdecoding::cuda

@@ -65,9 +65,9 @@ __device__ inline ListRow make_row(const DecodeArgs& a, std::int32_t u, int requ
   return row;
 }
 
-// The row that holds unit u < prefix[num_requests], in `request` or after it. Not inlined: met once
-// a row, but called from the loop over units.
-static __device__ __noinline__ ListRow find_row(const DecodeArgs& a, std::int32_t u, int request) {
+// The row that holds unit u < prefix[num_requests], in `request` or after it. Inlined: with calls
+// in a kernel the compiler keeps registers where they are.
+__device__ __forceinline__ ListRow find_row(const DecodeArgs& a, std::int32_t u, int request) {
   while (a.plan.prefix[request + 1] <= u) ++request;
   return make_row(a, u, request, a.plan.requests[request], a.plan.prefix[request]);
 }
