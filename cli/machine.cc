@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "bf16_matrix.h"
 #include "bitdecoding/backend.h"
 #include "io/file.h"
 
@@ -33,14 +34,6 @@ std::string field(const std::string& text, const std::string& name) {
     return begin == std::string::npos ? "" : line.substr(begin);
   }
   return {};
-}
-
-bool has_word(const std::string& text, const std::string& word) {
-  std::istringstream words(text);
-  for (std::string w; words >> w;) {
-    if (w == word) return true;
-  }
-  return false;
 }
 
 int affinity_count() {
@@ -130,9 +123,7 @@ CpuFacts cpu_facts() {
   const std::string text = kernel_text("/proc/cpuinfo");
   facts.model = field(text, "model name");
   if (facts.model.empty()) facts.model = "unknown";
-  const std::string flags = field(text, "flags") + " " + field(text, "Features");
-  facts.bf16_matrix = has_word(flags, "avx512_bf16") || has_word(flags, "amx_bf16") ||
-                      has_word(flags, "bf16") || has_word(flags, "svebf16");
+  facts.bf16_matrix = has_bf16_matrix(text);
   facts.online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   facts.usable = affinity_count();
   facts.isas = supported_isas();

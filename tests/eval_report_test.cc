@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "../cli/bf16_matrix.h"
 #include "report/html.h"
 #include "report/page.h"
 #include "report/results_log.h"
@@ -239,4 +240,12 @@ TEST(Charts, ValuesThatAreNoNumbersDrawNothingWrong) {
 }
 
 }  // namespace
+TEST(Machine, Bf16MatrixInstructionsAreOneWordOfTheFlags) {
+  EXPECT_TRUE(cli::has_bf16_matrix("model name : x\nflags\t\t: fpu avx2 amx_bf16 amx_tile\n"));
+  EXPECT_TRUE(cli::has_bf16_matrix("flags : avx512_bf16\n"));
+  EXPECT_TRUE(cli::has_bf16_matrix("Features : fp asimd bf16\n"));
+  EXPECT_FALSE(cli::has_bf16_matrix("flags : fpu avx2 avx512f\nmodel name : amx_bf16\n"));
+  EXPECT_FALSE(cli::has_bf16_matrix(""));
+}
+
 }  // namespace bitdecoding::eval

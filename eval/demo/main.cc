@@ -38,8 +38,12 @@ void show(const DemoRunner& runner, const DemoOptions& options, Style style) {
       "the "
       "next token's distribution, in nats, behind a cached prefix.\nprefill, users: tokens/s; "
       "users "
-      "decode at the same time.\nThe whole report: {}\n",
-      options.cache_mib, runner.report_path());
+      "decode at the same time.\nWeights and activations: {}{}.\nThe whole report: {}\n",
+      options.cache_mib, options.dtype,
+      !options.dtype_chosen         ? ""
+      : options.dtype == "bfloat16" ? ", as this processor has BF16 matrix instructions"
+                                    : ", as this processor has no BF16 matrix instructions",
+      runner.report_path());
 }
 
 void show_next_step(const DemoRunner& runner, const DemoOptions& options, Style style) {

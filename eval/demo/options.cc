@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 
+#include "../cli/bf16_matrix.h"
 #include "report/machine.h"
 
 namespace bitdecoding::eval {
@@ -30,6 +31,10 @@ void fill_defaults(DemoOptions* options) {
     options->modes = options->quick
                          ? std::vector<std::string>{"bf16", "bitdecoding-nvfp4"}
                          : std::vector<std::string>{"stock", "bf16", "bitdecoding-nvfp4"};
+  }
+  if (options->dtype.empty()) {
+    options->dtype = cli::has_bf16_matrix() ? "bfloat16" : "float32";
+    options->dtype_chosen = true;
   }
   if (options->threads == 0) options->threads = usable_cores();
   // bf16 is first: the others' logits are compared with its.
@@ -66,7 +71,9 @@ bool parse_options(int argc, char** argv, DemoOptions* options, int* exit_code) 
       ->check(CLI::ExistingFile);
   app.add_option("--cache-mib", options->cache_mib, "Memory of each server's KV cache")
       ->check(CLI::Range(64, 1 << 20));
-  app.add_option("--dtype", options->dtype, "Type of weights and activations, in every mode")
+  app.add_option("--dtype", options->dtype,
+                 "Type of weights and activations, in every mode (default: bfloat16 on processors "
+                 "with BF16 matrix instructions, else float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   app.add_option("--threads", options->threads, "Compute threads of a server (0 = all cores)")
       ->check(CLI::Range(0, 1024));
