@@ -18,7 +18,7 @@ struct DemoOptions {
   std::vector<std::string> calibration_texts = {"/usr/share/common-licenses/MPL-2.0",
                                                 "/usr/share/common-licenses/Apache-2.0"};
   std::vector<std::string> modes;
-  std::string dtype;         // default: what the processor multiplies fast
+  std::string dtype;          // default: what the processor multiplies fast
   bool dtype_chosen = false;  // by fill_defaults
   std::int64_t cache_mib = 1024;
   int threads = 0;  // 0 = all cores that this process may use
