@@ -7,6 +7,11 @@
 // therefore be captured in a CUDA graph and replayed with other lengths, block tables and slot
 // mappings in the same buffers.
 //
+// From 9.0 on, write and attend let their successor begin at once. A kernel that is launched with
+// programmatic stream serialization after one of them must wait (griddepcontrol.wait) in every
+// block, before it touches memory and before it ends. Ordinary launches, copies and events need
+// nothing.
+//
 // Thread safety: calls on one CudaPlan or one CudaBackend must not overlap on the host; different
 // streams must be ordered by the caller. Errors are found before a launch; what only the device
 // can see (entries of a block table out of range) is never followed, counted, and reported by

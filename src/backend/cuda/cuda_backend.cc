@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -92,6 +93,18 @@ Tensor tensor_of(const TensorView& view) {
                        view.stride_token % 8 == 0 && view.stride_head % 8 == 0;
   return {view.data, view.dtype, view.stride_token, view.stride_head,
           aligned && view.dtype != DType::kF32};
+}
+
+Plan::Place place_of(CudaStream stream) {
+  Plan::Place place{stream, 0};
+  cudaStreamCaptureStatus status{};
+  unsigned long long id = 0;
+  if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id) != cudaSuccess) {
+    cudaGetLastError();  // the launch itself will say what is wrong
+  } else if (status == cudaStreamCaptureStatusActive) {
+    place.capture = id;
+  }
+  return place;
 }
 
 // Kernels of `any` are asked for here; decode's when attend needs them.
@@ -198,8 +211,12 @@ class Backend final : public CudaBackend {
   Status merge(const Merge& merge, CudaStream stream) override;
 
  private:
-  // Whether the next launch may begin before its predecessor has ended: devices from 9.0 on.
-  bool follows(const Plan& plan) const { return plan.follow() && device_.major >= 9; }
+  // Launches that may begin before their predecessor has ended: on devices from 9.0 on.
+  bool follows(const Plan& plan, const Plan::Place& place) const {
+    return device_.major >= 9 && plan.followed(place);
+  }
+  Status launch_decode(const DecodeShape& shape, const DecodeArgs& args,
+                       const DecodeLaunch& on) const;
   Status attend_fp4(const AttendParams& params, const DecodeArgs& decode, const Plan& plan,
                     CudaStream stream);
 
@@ -239,7 +256,11 @@ Status Backend::write(const WriteParams& p, const CudaPlan& plan_of, CudaStream 
   args.key = tensor_of(p.key);
   args.value = tensor_of(p.value);
   args.counters = p.counters;
-  return launch_write(args, stream, follows(plan));
+  if (view.max_writes == 0) return {};
+  const Plan::Place place = place_of(stream);
+  status = launch_write(args, stream, follows(plan, place));
+  if (status.ok()) plan.launched(place);
+  return status;
 }
 
 Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStream stream) {
@@ -255,8 +276,16 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
   args.arrivals = arrivals_.get();
   const DecodeShape shape{p.layer->geometry.format, p.layer->geometry.head_dim,
                           plan.column_blocks()};
+  const Plan::Place place = place_of(stream);
   const DecodeLaunch on{device_.multiprocessors, static_cast<int>(device_.shared_bytes), stream,
-                        follows(plan)};
+                        follows(plan, place)};
+  status = launch_decode(shape, args, on);
+  if (status.ok()) plan.launched(place);
+  return status;
+}
+
+Status Backend::launch_decode(const DecodeShape& shape, const DecodeArgs& args,
+                              const DecodeLaunch& on) const {
 #ifdef BITDECODING_CUDA_SM80
   if (device_.kernels == "sm80") return launch_decode_sm80(shape, args, on);
 #endif

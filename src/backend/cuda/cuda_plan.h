@@ -2,7 +2,6 @@
 // CudaPlan's implementation, for the backend beside it.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -31,9 +30,19 @@ class Plan final : public CudaPlan {
   int rows_in_use() const;
   // Query rows that a request and KV head have at the most.
   int query_rows() const;
-  // Whether a launch may begin before its predecessor on the stream has ended: no for the first
-  // after build() or upload(), which completes the plan; yes for those that follow.
-  bool follow() const { return followed_.exchange(true); }
+  // Where a launch goes: a stream, and its capture (0 outside one).
+  struct Place {
+    CudaStream stream = nullptr;
+    unsigned long long capture = 0;
+    bool operator==(const Place&) const = default;
+  };
+  // Whether a launch there may begin before its predecessor has ended: yes once a launch after
+  // build() or upload() has gone there, since that one waited for the plan to be complete.
+  bool followed(const Place& place) const { return followed_ && place_ == place; }
+  void launched(const Place& place) const {
+    followed_ = true;
+    place_ = place;
+  }
 
  private:
   void set_columns(int max_query_len);
@@ -46,7 +55,8 @@ class Plan final : public CudaPlan {
   const CudaPlanLimits limits_;
   BuildArgs args_;  // filled by build() or upload(), read by view()
   int max_query_len_ = 0;
-  mutable std::atomic<bool> followed_ = false;
+  mutable bool followed_ = false;
+  mutable Place place_;
   DeviceArray<Request> requests_;
   DeviceArray<ShadowUnit> units_;
   DeviceArray<Write> writes_;

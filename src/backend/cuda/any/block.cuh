@@ -12,9 +12,10 @@
 // Rounding is one addition: with e the exponent of y, at least 0, codes are multiples of
 // 2^(e - 1), and 1.5 * 2^(22 + e) + y has no bits below that.
 //
-// Codes. A decision point has at most three bits, so its product with the scale is exact, and a
-// code is found by three comparisons. (The float nearest to m / s is on the same side of a point c
-// as m / s itself, or both are c: c and c * s have too few bits for a rounding to reach c.)
+// Codes. A decision point has at most three bits, so its product with a scale of 2^-140 or more is
+// exact, and a code is found by three comparisons. (The float nearest to m / s is on the same side
+// of a point c as m / s itself, or both are c: c and c * s have too few bits for a rounding to
+// reach c.)
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,8 @@ struct FastBlock {
   __device__ static float amax(const float* x, int) {
     const float top = fold(
         x, [](float a) { return fabsf(a); }, [](float a, float b) { return fmaxf(a, b); });
-    return fminf(top, std::numeric_limits<float>::max());
+    // Of NaN alone the maximum is NaN, and block_amax's is zero.
+    return fminf(fmaxf(top, 0.0F), std::numeric_limits<float>::max());
   }
 
   __device__ static float squared_error(const float* x, int, float scale) {

@@ -23,7 +23,6 @@
 namespace bitdecoding::cuda {
 
 // Registers change hands between the groups of four warps of a block.
-inline constexpr int kCopyRegisters = 32;
 template <int kRegisters>
 __device__ inline void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -19,6 +19,9 @@ inline constexpr float kSlack = 8.0F;
 // Instead of -inf, so that differences of two empty maxima are numbers.
 inline constexpr float kNoMaximum = -1.0e30F;
 
+// What a thread of the warps that copy keeps where registers change hands.
+inline constexpr int kCopyRegisters = 32;
+
 template <Format kFormat_, int kHeadDim_, int kColumnBlocks_, class Arch>
 struct DecodeTraits {
   static constexpr Format kFormat = kFormat_;
@@ -42,6 +45,12 @@ struct DecodeTraits {
   static_assert(kRegisters == 0 || kWarps % 4 == 0);
   static constexpr int kCopyWarps = !Ring::kOwnWarp ? 0 : kRegisters == 0 ? 1 : 4;
   static constexpr int kThreads = 32 * (kWarps + kCopyWarps);
+  static constexpr int kAtStart = 65536 / kThreads / 8 * 8;  // registers of a thread
+  static_assert(kRegisters == 0 ||
+                    (kRegisters % 8 == 0 && kRegisters >= kAtStart &&
+                     4 * (kAtStart - kCopyRegisters) >= kWarps * (kRegisters - kAtStart)),
+                "the copying warps leave fewer registers than the computing ones take: the kernel "
+                "would wait for ever");
 };
 
 // What a row needs besides its units; in shared memory.

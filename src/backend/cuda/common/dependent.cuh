@@ -4,9 +4,9 @@
 // the predecessor reads or writes.
 //
 // A kernel that is launched as dependent may read only the plan before wait_for_predecessor():
-// CudaPlan's first launch after build() or upload() is an ordinary one (Plan::follow), so the plan
-// is complete before any later launch begins. Every block has to wait, also one without work: a
-// kernel must not be complete before those that it follows.
+// CudaPlan's first launch after build() or upload() is an ordinary one (Plan::followed), so the
+// plan is complete before any later launch begins. Every block has to wait, also one without work:
+// a kernel must not be complete before those that it follows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -47,7 +47,10 @@ cudaError_t launch(void (*kernel)(Args), const LaunchShape& shape, const Args& a
   config.stream = static_cast<cudaStream_t>(shape.stream);
   config.attrs = &attribute;
   config.numAttrs = shape.dependent ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args);
+  // It is reported here, and not by whoever asks for the last error next.
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
 }
 
 }  // namespace bitdecoding::cuda
