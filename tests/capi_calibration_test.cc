@@ -31,6 +31,15 @@ class CapiCalibration : public ::testing::Test {
   std::string path_;
 };
 
+KeyShift no_means() {
+  KeyShift sidecar;
+  sidecar.num_layers = 2;
+  sidecar.num_kv_heads = kHeads;
+  sidecar.head_dim = kDim;
+  sidecar.values.assign(2 * kHeads * kDim, 0.0F);
+  return sidecar;
+}
+
 TEST_F(CapiCalibration, ObservesSavesAndLoads) {
   {
     const Runtime runtime(recipe("calibrate_file").c_str());
@@ -143,11 +152,7 @@ TEST_F(CapiCalibration, TauIsFoundSavedAndTaken) {
 }
 
 TEST_F(CapiCalibration, ANewSidecarBringsItsOwnTau) {
-  KeyShift sidecar;
-  sidecar.num_layers = 2;
-  sidecar.num_kv_heads = kHeads;
-  sidecar.head_dim = kDim;
-  sidecar.values.assign(2 * kHeads * kDim, 0.0F);
+  KeyShift sidecar = no_means();
   sidecar.values[7] = 1.0F;
   const auto save = [&](const char* name, const char* tau) {
     sidecar.metadata.clear();
@@ -180,11 +185,7 @@ TEST_F(CapiCalibration, ANewSidecarBringsItsOwnTau) {
 }
 
 TEST_F(CapiCalibration, KeyMeansImproveShiftedKeys) {
-  KeyShift sidecar;
-  sidecar.num_layers = 2;
-  sidecar.num_kv_heads = kHeads;
-  sidecar.head_dim = kDim;
-  sidecar.values.assign(2 * kHeads * kDim, 0.0F);
+  KeyShift sidecar = no_means();
   for (int layer = 0; layer < 2; ++layer) {
     for (int h = 0; h < kHeads; ++h) {
       sidecar.values[static_cast<std::size_t>((layer * kHeads + h) * kDim + 5)] = 100.0F;

@@ -119,6 +119,38 @@ TEST_F(Cuda, GraphsAreReplayedWithOtherLengths) {
   }
 }
 
+// Finite keys of which the rotation makes infinities and NaN, and whole blocks of NaN.
+TEST_F(Cuda, KeysThatTheRotationOverflows) {
+  for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
+    for (const int head_dim : kHeadDims) {
+      SCOPED_TRACE(testing::Message() << format_name(format) << " head_dim " << head_dim);
+      WorldOptions o;
+      o.format = format;
+      o.head_dim = head_dim;
+      o.order = FragmentOrder::kFp16Mma;
+      World want(o);
+      World got(o);
+      got.backend = std::make_unique<CudaHostBackend>(&got, Planner::kDevice);
+      constexpr std::int64_t kTokens = 40;
+      std::vector<float> k;
+      for (std::int64_t i = 0; i < kTokens * o.num_kv_heads * head_dim; ++i) {
+        k.push_back(normal_of(static_cast<std::uint64_t>(i)) < 0.0F ? -1e38F : 1e38F);
+      }
+      const std::vector<float> v(k.size(), 1.0F);
+      for (World* w : {&want, &got}) {
+        const int s = w->add_sequence({3, 1});
+        ASSERT_TRUE(w->plan_step({{s, iota_tokens(0, kTokens)}}).ok());
+        const Status status = w->write_rows(k, v);
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+      EXPECT_EQ(want.page_bytes(3), got.page_bytes(3));
+      EXPECT_EQ(want.counters.saturated_blocks, got.counters.saturated_blocks);
+      EXPECT_EQ(want.counters.flushed_blocks, got.counters.flushed_blocks);
+      EXPECT_EQ(got.counters.non_finite, 0U);
+    }
+  }
+}
+
 TEST_F(Cuda, NoRotationNoShift) {
   WorldOptions o;
   o.hadamard = false;

@@ -2,6 +2,7 @@
 // What is said of devices; no GPU is needed.
 #include <gtest/gtest.h>
 
+#include "backend/cuda/cuda_plan.h"
 #include "backend/cuda/device.h"
 
 namespace bitdecoding {
@@ -56,6 +57,23 @@ TEST(CudaDevices, ABackendNeedsADevice) {
   for (const int ordinal : {-1, beyond}) {
     EXPECT_EQ(CudaBackend::make({ordinal, 128}).status().code(), StatusCode::kOutOfRange);
   }
+}
+
+// A launch may begin before its predecessor only where one has already waited for the plan.
+TEST(CudaPlans, LaunchesFollowWhereTheFirstWent) {
+  const cuda::Plan plan({});
+  int stream = 0;
+  const cuda::Plan::Place eager{};
+  const cuda::Plan::Place other{&stream, 0};
+  const cuda::Plan::Place captured{nullptr, 7};
+  EXPECT_FALSE(plan.followed(eager));
+  plan.launched(eager);
+  EXPECT_TRUE(plan.followed(eager));
+  EXPECT_FALSE(plan.followed(other));
+  EXPECT_FALSE(plan.followed(captured));
+  plan.launched(captured);
+  EXPECT_TRUE(plan.followed(captured));
+  EXPECT_FALSE(plan.followed(eager));
 }
 
 }  // namespace

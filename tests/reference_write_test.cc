@@ -219,15 +219,7 @@ TEST(ReferenceWrite, NonFiniteInputIsCountedAndStoredAsZero) {
     k[70] = INFINITY;
     v[9] = -INFINITY;
     v[10] = std::numeric_limits<float>::max();  // rounds to infinity in BF16
-    WriteParams p;
-    p.layer = &w.layer;
-    p.cache = w.cache;
-    p.shadow = w.shadow;
-    p.key = {k.data(), DType::kF32, o.head_dim, o.head_dim};
-    p.value = {v.data(), DType::kF32, o.head_dim, o.head_dim};
-    p.plan = &w.plan;
-    p.counters = &w.counters;
-    ASSERT_TRUE(w.backend->write(p).ok());
+    ASSERT_TRUE(w.write_rows(k, v).ok());
     EXPECT_EQ(w.counters.non_finite, 4U);
     const PageGeometry& g = w.layer.geometry;
     std::uint64_t corrupt = 0;
@@ -261,14 +253,7 @@ TEST(ReferenceWrite, TypesOfInputGiveTheSameBytes) {
       }
     }
   }
-  WriteParams p;
-  p.layer = &b.layer;
-  p.cache = b.cache;
-  p.shadow = b.shadow;
-  p.key = {k.data(), DType::kF32, o.num_kv_heads * o.head_dim, o.head_dim};
-  p.value = {v.data(), DType::kF32, o.num_kv_heads * o.head_dim, o.head_dim};
-  p.plan = &b.plan;
-  ASSERT_TRUE(b.backend->write(p).ok());
+  ASSERT_TRUE(b.write_rows(k, v).ok());
   EXPECT_EQ(a.page_bytes(kPages[0]), b.page_bytes(kPages[0]));
 }
 

@@ -212,12 +212,22 @@ Status World::plan_step(const std::vector<Work>& work) {
 }
 
 Status World::write() {
+  return write_tensors(view(key_, options.num_kv_heads), view(value_, options.num_kv_heads));
+}
+
+Status World::write_rows(const std::vector<float>& key, const std::vector<float>& value) {
+  const std::int64_t token = std::int64_t{options.num_kv_heads} * options.head_dim;
+  return write_tensors({key.data(), DType::kF32, token, options.head_dim},
+                       {value.data(), DType::kF32, token, options.head_dim});
+}
+
+Status World::write_tensors(const TensorView& key, const TensorView& value) {
   WriteParams p;
   p.layer = &layer;
   p.cache = cache;
   p.shadow = shadow;
-  p.key = view(key_, options.num_kv_heads);
-  p.value = view(value_, options.num_kv_heads);
+  p.key = key;
+  p.value = value;
   p.plan = &plan;
   p.counters = &counters;
   return backend->write(p);

@@ -77,6 +77,8 @@ class World {
   // The same in parts: fills the step's tensors and plan; then write and attend as often as wanted.
   Status plan_step(const std::vector<Work>& work);
   Status write();
+  // The same with other rows, [tokens][kv heads][head_dim].
+  Status write_rows(const std::vector<float>& key, const std::vector<float>& value);
   StepResult attend();
 
   // Rows as the engine hands them over, rounded to the dtype.
@@ -110,6 +112,7 @@ class World {
   float rounded(float x) const;
   float faulty(char tensor, std::int64_t position, int dim, float x) const;
   TensorView view(const std::vector<std::uint8_t>& data, int heads) const;
+  Status write_tensors(const TensorView& key, const TensorView& value);
 
   std::vector<float> key_shift_;
   std::vector<std::int8_t> outer_;

@@ -30,15 +30,7 @@ TEST(WriteLimits, SaturationAndUnderflowAreCounted) {
   k[16] = 2704.0F;                                                       // does not
   for (int i = 32; i < 48; ++i) k[static_cast<std::size_t>(i)] = 1e-4F;  // scale rounds to zero
   v[3] = 1e30F;
-  WriteParams p;
-  p.layer = &w.layer;
-  p.cache = w.cache;
-  p.shadow = w.shadow;
-  p.key = {k.data(), DType::kF32, o.head_dim, o.head_dim};
-  p.value = {v.data(), DType::kF32, o.head_dim, o.head_dim};
-  p.plan = &w.plan;
-  p.counters = &w.counters;
-  ASSERT_TRUE(w.backend->write(p).ok());
+  ASSERT_TRUE(w.write_rows(k, v).ok());
   EXPECT_EQ(w.counters.saturated_blocks, 2U);
   EXPECT_EQ(w.counters.flushed_blocks, 1U);
 }
@@ -58,15 +50,7 @@ TEST(WriteLimits, KeysThatTheRotationOverflowsAreCounted) {
       std::vector<float> k;
       for (int d = 0; d < o.head_dim; ++d) k.push_back(d % 3 == 0 ? -3e38F : 3e38F);
       const std::vector<float> v(k.size(), 1.0F);
-      WriteParams p;
-      p.layer = &w.layer;
-      p.cache = w.cache;
-      p.shadow = w.shadow;
-      p.key = {k.data(), DType::kF32, o.head_dim, o.head_dim};
-      p.value = {v.data(), DType::kF32, o.head_dim, o.head_dim};
-      p.plan = &w.plan;
-      p.counters = &w.counters;
-      ASSERT_TRUE(w.backend->write(p).ok());
+      ASSERT_TRUE(w.write_rows(k, v).ok());
       EXPECT_EQ(w.counters.non_finite, 0U);
       EXPECT_EQ(w.counters.saturated_blocks, static_cast<std::uint64_t>(64 / scale_block(f)));
       std::uint64_t corrupt = 0;
@@ -96,15 +80,7 @@ TEST(WriteLimits, SaturationOfMxfp4IsCounted) {
     std::vector<float> v(k.size(), 1.0F);
     k[40] = 0x1.9p69F;
     v[3] = -0x1p80F;
-    WriteParams p;
-    p.layer = &w.layer;
-    p.cache = w.cache;
-    p.shadow = w.shadow;
-    p.key = {k.data(), DType::kF32, o.head_dim, o.head_dim};
-    p.value = {v.data(), DType::kF32, o.head_dim, o.head_dim};
-    p.plan = &w.plan;
-    p.counters = &w.counters;
-    ASSERT_TRUE(w.backend->write(p).ok());
+    ASSERT_TRUE(w.write_rows(k, v).ok());
     EXPECT_EQ(w.counters.saturated_blocks, 2U) << backend;
     EXPECT_EQ(w.counters.flushed_blocks, 0U) << backend;
   }

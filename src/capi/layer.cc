@@ -4,20 +4,20 @@
 
 #include "backend/validate.h"
 #include "capi/internal.h"
+#include "io/model_limits.h"
 
 namespace bitdecoding::capi {
 namespace {
 
-constexpr std::int64_t kMaxLayers = 4096;
-constexpr std::int64_t kMaxHeads = 4096;
 constexpr std::int64_t kMaxGroupSize = 64;
 
 Status check_heads(const bd_layer_options& o) {
-  if (Status s = check_range("num_kv_heads", o.num_kv_heads, 1, kMaxHeads); !s.ok()) return s;
-  if (Status s = check_range("num_q_heads", o.num_q_heads, 1, kMaxHeads * kMaxGroupSize); !s.ok()) {
+  if (Status s = check_range("num_kv_heads", o.num_kv_heads, 1, kMaxKvHeads); !s.ok()) return s;
+  if (Status s = check_range("num_q_heads", o.num_q_heads, 1, kMaxKvHeads * kMaxGroupSize);
+      !s.ok()) {
     return s;
   }
-  if (Status s = check_range("total_kv_heads", o.total_kv_heads, o.num_kv_heads, kMaxHeads);
+  if (Status s = check_range("total_kv_heads", o.total_kv_heads, o.num_kv_heads, kMaxKvHeads);
       !s.ok()) {
     return s;
   }

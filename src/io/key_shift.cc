@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "bitdecoding/format.h"
+#include "io/model_limits.h"
 #include "io/safetensors.h"
 #include "io/suggest.h"
 
@@ -15,8 +16,6 @@ namespace {
 
 constexpr const char* kTensorName = "key_shift";
 constexpr const char* kVersion = "1";
-constexpr std::int64_t kMaxLayers = 4096;
-constexpr std::int64_t kMaxHeads = 4096;
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
@@ -44,7 +43,7 @@ Status missing_tensor(const std::string& name, const SafetensorsIndex& index) {
 Status check_shape(const std::string& name, const SafetensorsEntry& entry) {
   const std::vector<std::int64_t>& s = entry.shape;
   const bool three = s.size() == 3;
-  if (!three || s[0] < 1 || s[0] > kMaxLayers || s[1] < 1 || s[1] > kMaxHeads ||
+  if (!three || s[0] < 1 || s[0] > kMaxLayers || s[1] < 1 || s[1] > kMaxKvHeads ||
       std::find(kHeadDims.begin(), kHeadDims.end(), s[2]) == kHeadDims.end()) {
     return {StatusCode::kInvalidArgument,
             fmt::format("'{}': tensor 'key_shift' has shape {}; expected [layers, kv_heads, "

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "bitdecoding/format.h"
+#include "io/model_limits.h"
 #include "io/safetensors.h"
 
 namespace bitdecoding {
@@ -17,15 +18,13 @@ namespace {
 
 constexpr const char* kKeyName = "key_outer";
 constexpr const char* kValueName = "value_outer";
-constexpr std::int64_t kMaxLayers = 4096;
-constexpr std::int64_t kMaxHeads = 4096;
 
 Status invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
 
 Status check_shape(const std::string& file, const SafetensorsEntry& entry,
                    const OuterScales& scales) {
   const std::vector<std::int64_t>& s = entry.shape;
-  if (s.size() != 2 || s[0] < 1 || s[0] > kMaxLayers || s[1] < 1 || s[1] > kMaxHeads) {
+  if (s.size() != 2 || s[0] < 1 || s[0] > kMaxLayers || s[1] < 1 || s[1] > kMaxKvHeads) {
     return invalid(fmt::format("'{}': tensor '{}' has shape [{}]; expected [layers, kv_heads]",
                                file, entry.name, fmt::join(s, ", ")));
   }

@@ -72,7 +72,6 @@ Status check_shadow(const ShadowPool& pool, const Plan& plan) {
 LayerView layer_view(const LayerConfig& layer, const CacheView& cache, const ShadowPool& shadow) {
   LayerView v;
   v.format = layer.geometry.format;
-  v.order = layer.geometry.order;
   v.head_dim = layer.geometry.head_dim;
   v.num_kv_heads = layer.num_kv_heads;
   v.key_rule = layer.key_rule;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maximum, errors and codes of a block on a device: the same bits as scale/block.h, without a
-// division a value and without a branch.
+// division or a branch for each value. Tested on hosts, too (tests/device_block_test.cc).
 //
 // Errors. y = m * (1 / s) is within 2^-22 of the quotient, so it rounds to the reference's code or,
 // when the quotient lies next to a decision point, to the neighbour across that point. With r the
@@ -21,10 +21,19 @@
 #include <cstdint>
 #include <limits>
 
-#include "bitdecoding/format.h"
 #include "scale/block.h"
 
 namespace bitdecoding::cuda {
+
+// NaN when either is.
+__device__ inline float maximum(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+#else
+  return a != a || b != b ? a + b : fmaxf(a, b);
+#endif
+}
 
 // Of kN values; the rules pass the same number again.
 template <int kN>
@@ -32,11 +41,7 @@ struct FastBlock {
   // Largest magnitude; NaN when a value is NaN.
   __device__ static float largest(const float* x) {
     return fold(
-        x, [](float a) { return fabsf(a); },
-        [](float a, float b) {
-          asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
-          return a;
-        });
+        x, [](float a) { return fabsf(a); }, [](float a, float b) { return maximum(a, b); });
   }
   // The same at most float's largest number; NaN is passed over.
   __device__ static float amax(const float* x, int) {
@@ -48,13 +53,8 @@ struct FastBlock {
 
   __device__ static float squared_error(const float* x, int, float scale) {
     const float inverse = __frcp_rn(scale);
-    if (amax(x, kN) * inverse < 6.99F && inverse >= 0x1p-126F && inverse <= 0x1p126F) {
-      return errors<false>(x, scale, inverse, 1.0F);
-    }
-    // A scale whose inverse may be no normal number is brought nearer to 1.
-    const float nearer = scale < 1.0F ? 0x1p100F : 0x1p-100F;
-    const bool far = scale < 0x1p-100F || scale > 0x1p100F;
-    return errors<true>(x, scale, far ? __frcp_rn(scale * nearer) : inverse, far ? nearer : 1.0F);
+    return amax(x, kN) * inverse < 6.99F ? errors<false>(x, scale, inverse)
+                                         : errors<true>(x, scale, inverse);
   }
   __device__ static float squared_norm(const float* x, int) {
     return fold(
@@ -93,16 +93,17 @@ struct FastBlock {
   }
 
  private:
-  // kClips: quotients may be above 7; inverse is that of scale * nearer.
+  // kClips: quotients may be above 7. Below 2^-128 a scale's inverse is infinity, and quotients are
+  // taken for 6: errors of values that small are zero as squares, whatever their codes.
   template <bool kClips>
-  __device__ static float errors(const float* x, float scale, float inverse, float nearer) {
+  __device__ static float errors(const float* x, float scale, float inverse) {
     const float half_scale = 0.5F * scale;
     float sum[kN];
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       const float m = fabsf(x[i]);
-      const float y =
-          kClips ? fminf(__fmul_rn(__fmul_rn(m, nearer), inverse), 6.0F) : __fmul_rn(m, inverse);
+      float y = __fmul_rn(m, inverse);
+      if constexpr (kClips) y = fminf(y, 6.0F);
       const std::uint32_t exponent = max(__float_as_uint(y) & 0x7F800000U, 0x3F800000U);
       const float magic = __uint_as_float(exponent + (22U << 23) + 0x400000U);
       const float rounded = __fsub_rn(__fadd_rn(y, magic), magic);
@@ -136,20 +137,10 @@ struct FastBlock {
   }
 };
 
-// Eight codes as bytes (four in each word) to the layout's word. layout::fragment_code says where
-// each goes.
-__device__ inline std::uint32_t pack_codes(FragmentOrder order, std::uint32_t low,
-                                           std::uint32_t high) {
-  switch (order) {
-    case FragmentOrder::kFp16Mma:
-      return ((low & 0x08080808U) << 4) | ((low & 0x07070707U) << 1) | ((high & 0x0E0E0E0EU) << 3) |
-             (high & 0x01010101U);
-    case FragmentOrder::kFp4Mma:
-      // Even codes to nibbles 0..3, odd ones to 4..7.
-      return __byte_perm(low | (low >> 12), high | (high >> 12), 0x5140);
-    default:
-      return low | (high << 4);
-  }
+// Eight codes as bytes, four in each word, to a word of kFp16Mma (layout::fragment_code).
+__device__ inline std::uint32_t pack_codes(std::uint32_t low, std::uint32_t high) {
+  return ((low & 0x08080808U) << 4) | ((low & 0x07070707U) << 1) | ((high & 0x0E0E0E0EU) << 3) |
+         (high & 0x01010101U);
 }
 
 }  // namespace bitdecoding::cuda

@@ -39,12 +39,12 @@ __global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ Gat
       for (int i = threadIdx.x; i < kRows * kHeadDim; i += blockDim.x) {
         const int row = base + i / kHeadDim;
         const int dim = i % kHeadDim;
-        const layout::Nibble at =
-            side == 0 ? layout::key_code(kFormat, a.layer.order, kHeadDim, row, dim)
-                      : layout::value_code(kFormat, a.layer.order, kHeadDim, row, dim);
+        const layout::Nibble at = side == 0
+                                      ? layout::key_code(kFormat, kOrder, kHeadDim, row, dim)
+                                      : layout::value_code(kFormat, kOrder, kHeadDim, row, dim);
         const std::uint8_t scale =
-            bytes[side == 0 ? layout::key_scale(kFormat, a.layer.order, kHeadDim, row, dim)
-                            : layout::value_scale(kFormat, a.layer.order, kHeadDim, row, dim)];
+            bytes[side == 0 ? layout::key_scale(kFormat, kOrder, kHeadDim, row, dim)
+                            : layout::value_scale(kFormat, kOrder, kHeadDim, row, dim)];
         rows[i / kHeadDim][dim] = is_corrupt_scale(kFormat, scale)
                                       ? NAN
                                       : decode_e2m1(layout::take_code(bytes[at.byte], at)) *

@@ -97,17 +97,17 @@ __device__ std::uint8_t choose(ScaleRule rule, const float* x, float outer) {
   }
 }
 
-// One block of values: codes packed eight to a word in the layout's order, scale returned.
+// One block of values: codes packed eight to a word, scale returned.
 template <Format kFormat>
-__device__ std::uint8_t quantize(ScaleRule rule, FragmentOrder order, const float* x, float outer,
-                                 std::uint32_t* words, Tally* tally) {
+__device__ std::uint8_t quantize(ScaleRule rule, const float* x, float outer, std::uint32_t* words,
+                                 Tally* tally) {
   constexpr int n = scale_block(kFormat);
   const std::uint8_t scale = choose<kFormat>(rule, x, outer);
   const float unit = decode_scale(kFormat, scale);
   std::uint32_t bytes[n / 4];
   FastBlock<n>::encode(x, unit * outer, bytes);
 #pragma unroll
-  for (int w = 0; w < n / 8; ++w) words[w] = pack_codes(order, bytes[2 * w], bytes[2 * w + 1]);
+  for (int w = 0; w < n / 8; ++w) words[w] = pack_codes(bytes[2 * w], bytes[2 * w + 1]);
   // block_saturates: whatever is not a number is too large as well.
   if (!(FastBlock<n>::largest(x) <= largest_block_value(kFormat, outer))) ++tally->saturated;
   if (unit == 0.0F && FastBlock<n>::amax(x, n) > 0.0F) ++tally->flushed;
@@ -190,16 +190,16 @@ struct GroupWriter {
     std::uint32_t words[kWords] = {};
     std::uint8_t scale = 0;
     if (dim < kHeadDim) {
-      scale = quantize<kFormat>(a.layer.key_rule, a.layer.order, x,
-                                outer_of(a.layer.key_outer, head), words, &tally);
+      scale =
+          quantize<kFormat>(a.layer.key_rule, x, outer_of(a.layer.key_outer, head), words, &tally);
     }
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {
       const std::int64_t at =
-          layout::key_code(kFormat, a.layer.order, kHeadDim, tile_row(row), dim + 8 * word).byte;
+          layout::key_code(kFormat, kOrder, kHeadDim, tile_row(row), dim + 8 * word).byte;
       *reinterpret_cast<std::uint32_t*>(bytes + at) = words[word];
     }
-    bytes[layout::key_scale(kFormat, a.layer.order, kHeadDim, tile_row(row), dim)] = scale;
+    bytes[layout::key_scale(kFormat, kOrder, kHeadDim, tile_row(row), dim)] = scale;
   }
 
   // ---- V ----
@@ -268,18 +268,18 @@ struct GroupWriter {
 #pragma unroll
     for (int row = 0; row < kGroup; ++row) {
       if (row < w.first_row) {
-        pairs[row] = stored_pair(tile(), a.layer.order, tile_row(row), dim, outer);
+        pairs[row] = stored_pair(tile(), tile_row(row), dim, outer);
       }
     }
   }
   // Not a member, so that the writer itself stays in registers.
-  static __device__ __noinline__ std::uint32_t stored_pair(const std::uint8_t* bytes,
-                                                           FragmentOrder order, int row, int dim,
-                                                           float outer) {
+  static __device__ __noinline__ std::uint32_t stored_pair(const std::uint8_t* bytes, int row,
+                                                           int dim, float outer) {
     float x[2];
     for (int e = 0; e < 2; ++e) {
-      const layout::Nibble at = layout::value_code(kFormat, order, kHeadDim, row, dim + e);
-      const std::uint8_t scale = bytes[layout::value_scale(kFormat, order, kHeadDim, row, dim + e)];
+      const layout::Nibble at = layout::value_code(kFormat, kOrder, kHeadDim, row, dim + e);
+      const std::uint8_t scale =
+          bytes[layout::value_scale(kFormat, kOrder, kHeadDim, row, dim + e)];
       x[e] = is_corrupt_scale(kFormat, scale) ? NAN
                                               : decode_e2m1(layout::take_code(bytes[at.byte], at)) *
                                                     (decode_scale(kFormat, scale) * outer);
@@ -290,14 +290,14 @@ struct GroupWriter {
     std::uint8_t* bytes = tile();
     std::uint32_t words[kWords];
     const std::uint8_t scale = quantize<kFormat>(
-        a.layer.value_rule, a.layer.order, x, outer_of(a.layer.value_outer, head), words, &tally);
+        a.layer.value_rule, x, outer_of(a.layer.value_outer, head), words, &tally);
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {
       const std::int64_t at =
-          layout::value_code(kFormat, a.layer.order, kHeadDim, tile_row(8 * word), dim).byte;
+          layout::value_code(kFormat, kOrder, kHeadDim, tile_row(8 * word), dim).byte;
       *reinterpret_cast<std::uint32_t*>(bytes + at) = words[word];
     }
-    bytes[layout::value_scale(kFormat, a.layer.order, kHeadDim, tile_row(0), dim)] = scale;
+    bytes[layout::value_scale(kFormat, kOrder, kHeadDim, tile_row(0), dim)] = scale;
   }
 
   __device__ void count() const {
@@ -338,7 +338,6 @@ __global__ void __launch_bounds__(GroupWriter<kFormat, kHeadDim>::kThreads)
 }  // namespace
 
 Status launch_write(const WriteArgs& args, void* stream, bool dependent) {
-  if (args.plan.max_writes == 0) return {};
   const dim3 grid(static_cast<unsigned>(args.plan.max_writes),
                   static_cast<unsigned>(args.layer.num_kv_heads), 2);
   cudaError_t error = cudaSuccess;

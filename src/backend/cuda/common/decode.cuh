@@ -43,10 +43,9 @@ __device__ inline void fill_rings(const DecodeArgs& a, SharedStorage<T>& s, cons
       s.ring[lane], Producer<T>(a, row, begin + lane, end));
   wait_for_predecessor();
   // In step: a warp waits for a load whichever of its lanes asked for it, so that lanes on their
-  // own would wait for each other's page numbers. Units differ by one at the most, and a ring is
-  // deeper than that.
-  static_assert(T::kEntries > 2);
-  constexpr unsigned kLanes = (1U << T::kWarps) - 1;
+  // own would wait for each other's page numbers. Warps differ by one unit at the most.
+  static_assert(T::kEntries >= 2, "a warp that waits at a row's barrier may be a unit behind");
+  constexpr unsigned kLanes = 0xFFFFFFFFU >> (32 - T::kWarps);
   while (true) {
     const bool more = !source.done();
     if (!__any_sync(kLanes, more)) return;

@@ -16,9 +16,11 @@ struct Tensor {
   bool vectors = false;  // 16-bit elements; data and strides are multiples of 16 bytes
 };
 
+// CudaPlan::make refuses pages of any other.
+inline constexpr FragmentOrder kOrder = FragmentOrder::kFp16Mma;
+
 struct LayerView {
   Format format = Format::kNvfp4;
-  FragmentOrder order = FragmentOrder::kFp16Mma;
   std::int32_t head_dim = 0, num_kv_heads = 0;
   ScaleRule key_rule = ScaleRule::kFourSix, value_rule = ScaleRule::kAmax6;
   bool hadamard = true;
