@@ -289,7 +289,13 @@ Result<Report> inspect_file(const std::string& path) {
     if (!recipe.ok()) return recipe.status();
     return inspect_recipe(recipe.value());
   }
-  return inspect_safetensors(path);
+  Result<Report> sidecar = inspect_safetensors(path);
+  if (sidecar.ok()) return sidecar;
+  return Status(
+      sidecar.status().code(),
+      fmt::format("'{}' is no page file (it does not begin with BD4P) and no recipe (it does "
+                  "not begin with '{{'); read as a sidecar: {}",
+                  path, sidecar.status().message()));
 }
 
 int run(const Options& options) {

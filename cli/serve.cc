@@ -73,11 +73,12 @@ Status become(const ServeCommand& command) {
 
 int run(const ServeOptions& options) {
   const PythonFacts python = python_facts(options.python);
+  // What was asked comes first: a wrong mode is wrong whatever is installed.
+  const Result<ServeCommand> command = make_serve_command(options, python, cpu_facts().bf16_matrix);
+  if (!command.ok()) return fail(command.status());
   if (!options.dry_run) {
     if (Status s = check_python(options, python); !s.ok()) return fail(s);
   }
-  const Result<ServeCommand> command = make_serve_command(options, python, cpu_facts().bf16_matrix);
-  if (!command.ok()) return fail(command.status());
   if (options.json) {
     print_json(command.value());
   } else {

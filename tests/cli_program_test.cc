@@ -158,6 +158,15 @@ TEST_F(Cli, InspectsRegularFilesOfASaneSizeAlone) {
   EXPECT_HAS(large.out, "is longer than 268435456 bytes");
 }
 
+TEST_F(Cli, InspectSaysWhatAFileIsNot) {
+  write("notes.md", "# Notes\n\nNothing that this program reads.\n");
+  const Outcome run = program("inspect " + path("notes.md"));
+  EXPECT_EQ(run.code, 5);
+  EXPECT_HAS(run.out, "no page file");
+  EXPECT_HAS(run.out, "no recipe");
+  EXPECT_HAS(run.out, "no safetensors file");
+}
+
 TEST_F(Cli, InspectsSidecarsAndRecipes) {
   KeyShift sidecar;
   sidecar.num_layers = 2;

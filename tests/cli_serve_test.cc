@@ -183,6 +183,8 @@ TEST_F(Cli, ServeSaysWhatIsMissing) {
   EXPECT_HAS(plugin.out, "plugin");
   fs::remove_all(path("env/lib/python3.11/site-packages/vllm"));
   EXPECT_HAS(program(serve("--mode bf16")).out, "vLLM is not installed");
+  // A mistake in what is asked is named first.
+  EXPECT_HAS(program(serve("--mode nope")).out, "nope");
   EXPECT_EQ(program("serve " + path("model") + " --python /nowhere/python").code, 4);
   fs::remove(path("model/config.json"));
   const Outcome model = program(serve("--dry-run --mode bf16"));
