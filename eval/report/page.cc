@@ -94,10 +94,13 @@ std::string kl_section(const Summary& summary) {
                   "prompt is {} tokens, prefilled in chunks of {}, so that all but the newest "
                   "tokens are read from the cache's pages. Figures count from position {} on; the "
                   "curve shows means of {:.0f} positions. Lower is better. The stock row differs "
-                  "from bf16 in the cache's type and in the attention code, so it shows what "
-                  "rounding the cache to BF16 and another order of sums make.",
+                  "from bf16 in the attention code{}, so it is the floor: what other code makes of "
+                  "the same numbers.",
                   summary.settings.value("kl_tokens", 0), summary.settings.value("chunk_tokens", 0),
-                  summary.settings.value("kl_first", 0), bin),
+                  summary.settings.value("kl_first", 0), bin,
+                  summary.settings.value("dtype", "") == "float32"
+                      ? " and in the cache's type, float32"
+                      : ""),
       log_line_chart("KL divergence by position (logarithmic)", "position in the prompt", curves,
                      bin / 2, bin) +
           html_table(table));

@@ -56,6 +56,7 @@ inline constexpr int kTileTokens = 64;
 inline constexpr int kMinPageSize = 64;
 inline constexpr int kMaxPageSize = 1024;
 inline constexpr std::array<int, 5> kHeadDims = {64, 96, 128, 192, 256};
+inline constexpr int kMaxHeadDim = kHeadDims.back();
 
 // Travels with every page that leaves the process: 32 bytes, little endian, before the payload.
 struct FormatTag {

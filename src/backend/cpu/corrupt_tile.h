@@ -21,8 +21,8 @@ class CorruptTile {
 
  private:
   int head_dim_;
-  std::uint64_t keys_ = 0;                      // tokens
-  std::array<std::uint64_t, 256> values_ = {};  // tokens of each channel
+  std::uint64_t keys_ = 0;                              // tokens
+  std::array<std::uint64_t, kMaxHeadDim> values_ = {};  // tokens of each channel
 };
 
 // FloatKernels::tile over such a tile; true when one of the rows sees a NaN.

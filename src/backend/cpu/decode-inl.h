@@ -73,7 +73,6 @@ HWY_INLINE void mask_scores(std::uint64_t mask, float* HWY_RESTRICT scores) {
 
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
-inline constexpr int kMaxHeadDim = 256;
 
 // Row sums of the scores' product -> scores in powers of two, in place; returns their maximum.
 HWY_INLINE float finish_scores(const DecodeContext& context, const DecodeQuery& query,

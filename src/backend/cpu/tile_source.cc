@@ -12,8 +12,6 @@
 namespace bitdecoding::cpu {
 namespace {
 
-constexpr int kMaxHeadDim = 256;
-
 void store_key_column(const float* key, int head_dim, int token, FloatTileBuffer* buffer) {
   for (int d = 0; d < head_dim; ++d) buffer->key[d * kTileTokens + token] = key[d];
 }

@@ -13,7 +13,6 @@
 namespace bitdecoding::reference {
 namespace {
 
-constexpr int kMaxHeadDim = 256;
 constexpr int kMaxGroup = 32;
 using Row = std::array<float, kMaxHeadDim>;
 
