@@ -61,6 +61,12 @@ Status check_options(const BenchOptions& o) {
 Result<Recipe> choose_recipe(const BenchOptions& o) {
   Result<Recipe> recipe = o.recipe.empty() ? mode_recipe(o.mode) : load_recipe(o.recipe);
   if (!recipe.ok()) return recipe;
+  if (recipe.value().tau_calibrate) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        "probability_tau is \"calibrate\", and a bench has no model to take it from: give "
+        "the number that `bitdecoding calibrate MODEL` prints");
+  }
   if (!o.arithmetic.empty()) {
     Result<Arithmetic> arithmetic = parse_arithmetic(o.arithmetic);
     if (!arithmetic.ok()) return arithmetic.status();

@@ -7,8 +7,11 @@ namespace bitdecoding::cli {
 
 const std::vector<AddCommand>& commands() {
   static const std::vector<AddCommand> list = {
-      add_doctor,   //
-      add_serve,    //
+      add_doctor,  //
+      add_serve,   //
+#ifdef BITDECODING_WITH_EVAL
+      add_calibrate,  //
+#endif
       add_bench,    //
       add_inspect,  //
       add_recipe,   //

@@ -101,8 +101,9 @@ void add_serve(CLI::App& app, int* exit_code) {
                       fmt::format("{} (default: the recipe's, or bitdecoding-nvfp4)",
                                   fmt::join(served_modes(), ", ")));
   command->add_option("--recipe", options->recipe, "A recipe file instead of the mode's preset");
-  command->add_option("--key-shift", options->key_shift,
-                      "Calibrated key means; default: key_shift.safetensors in the model's folder");
+  command->add_option(
+      "--key-shift", options->key_shift,
+      "Calibrated key means; default: those of `bitdecoding calibrate` in the model's folder");
   command->add_option("--calibrate", options->calibrate,
                       "Observe keys while serving and write their means to this file");
   command->add_option("--python", options->python, "The Python that has vLLM and the plugin");

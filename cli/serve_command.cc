@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "bitdecoding/recipe.h"
+#include "io/calibration_identity.h"
 #include "io/key_shift.h"
 #include "io/outer_scale.h"
 #include "io/suggest.h"
@@ -95,6 +96,31 @@ Result<Recipe> chosen_recipe(const ServeOptions& options) {
   return recipe;
 }
 
+// The calibration that lies in a model's folder; empty without one.
+std::string saved_calibration(const std::string& model) {
+  if (!is_folder(model)) return "";
+  for (const fs::path& folder : {fs::path(model) / kCalibrationFolder, fs::path(model)}) {
+    if (path_exists(folder / kCalibrationFile))
+      return absolute((folder / kCalibrationFile).string());
+  }
+  return "";
+}
+
+// A calibration that says what it was made for must have been made for this. The recipe's elements
+// decide about tau alone: the means are of keys as the model gives them.
+Status check_calibration(const ServeOptions& options, const Recipe& recipe,
+                         const KeyShift& sidecar) {
+  if (!is_folder(options.model) || sidecar.metadata.count("calibration_version") == 0) return {};
+  Result<Identity> wanted = model_identity(options.model);
+  if (!wanted.ok()) return wanted.status();
+  if (recipe.tau_calibrate) wanted.value().merge(recipe_identity(recipe));
+  wanted.value().insert_or_assign("calibration_version", std::string(kCalibrationVersion));
+  const Status s = check_identity(sidecar, wanted.value());
+  if (s.ok()) return s;
+  return invalid(
+      fmt::format("{}. Make another with `bitdecoding calibrate {}`", s.message(), options.model));
+}
+
 // Where the key means come from: named, or lying in the model's folder. A recipe file that asks for
 // them is not served without: only a mode's preset is, which the user cannot have meant to the
 // letter, and with a warning.
@@ -111,18 +137,17 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
   }
   const bool wants_file = recipe->key_shift && recipe->key_shift_file.empty();
   if (wants_file && recipe->calibrate_file.empty()) {
-    const fs::path beside = fs::path(options.model) / "key_shift.safetensors";
-    if (is_folder(options.model) && path_exists(beside)) {
-      recipe->key_shift_file = absolute(beside.string());
+    const std::string found = saved_calibration(options.model);
+    if (!found.empty()) {
+      recipe->key_shift_file = found;
       notes->push_back("key means from " + recipe->key_shift_file);
     } else if (options.recipe.empty()) {
       recipe->key_shift = false;
       notes->push_back(fmt::format(
           "WARNING: this is not all of mode {}: there are no key means for this model, so keys are "
-          "quantized without key shift (\"key_shift\": false), less accurately. To make them, "
-          "serve once with --calibrate key_shift.safetensors, then with --key-shift "
-          "key_shift.safetensors",
-          recipe->mode));
+          "quantized without key shift (\"key_shift\": false), less accurately. `bitdecoding "
+          "calibrate {}` makes them, once",
+          recipe->mode, options.model));
     }
   }
   if (!recipe->key_shift || recipe->key_shift_file.empty()) return {};
@@ -130,7 +155,7 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
   const Result<KeyShift> sidecar = load_key_shift(recipe->key_shift_file);
   if (!sidecar.ok()) return sidecar.status();
   for (const std::string& warning : sidecar.value().warnings) notes->push_back(warning);
-  return {};
+  return check_calibration(options, *recipe, sidecar.value());
 }
 
 Status choose_outer_scales(Recipe* recipe) {

@@ -61,13 +61,13 @@ TEST_F(CapiCalibration, ObservesSavesAndLoads) {
       ASSERT_EQ(bd_write(&p), BD_OK) << bd_last_error();
     }
     ASSERT_EQ(bd_calibration_save(runtime.handle, nullptr, &tokens), BD_OK) << bd_last_error();
-    EXPECT_EQ(tokens, 200U);
+    EXPECT_EQ(tokens, 184U);  // the 16 sinks are left out
   }
   const Runtime runtime(recipe("key_shift_file").c_str());
   ASSERT_EQ(runtime.status, BD_OK) << runtime.error;
   const nlohmann::json json = nlohmann::json::parse(bd_runtime_describe(runtime.handle));
   EXPECT_EQ(json["sidecar"]["layers"], 2);
-  EXPECT_EQ(json["sidecar"]["metadata"]["tokens"], "200");
+  EXPECT_EQ(json["sidecar"]["metadata"]["tokens"], "184");
   EXPECT_EQ(json["sidecar"]["metadata"]["model"], "tiny");
   EXPECT_TRUE(json["warnings"].empty()) << json["warnings"];
   // A slice of one rank: head 1 of 2.
@@ -138,17 +138,87 @@ TEST_F(CapiCalibration, TauIsFoundSavedAndTaken) {
   EXPECT_EQ(bd_runtime_recipe_value(taken.handle, "probability_tau") != nullptr
                 ? std::stof(bd_runtime_recipe_value(taken.handle, "probability_tau"))
                 : -1.0F,
-            std::stof(sidecar.metadata.at("probability_tau")));
-  recipe["probability_c"] = 8;
+            nlohmann::json::parse(sidecar.metadata.at("probability_taus")).at("1").get<float>());
+  recipe["probability_c"] = 7;
   const Runtime other(recipe.dump().c_str());
   EXPECT_EQ(other.status, BD_INVALID_ARGUMENT);
-  EXPECT_HAS(other.error, "calibrate again");
+  EXPECT_HAS(other.error, "a tau for each probability_c of 1, 12, 1536, ");
   KeyShift plain = sidecar;
-  plain.metadata.erase("probability_tau");
+  plain.metadata.erase("probability_taus");
   ASSERT_TRUE(save_key_shift(plain, path_).ok());
   const Runtime without(recipe.dump().c_str());
   EXPECT_EQ(without.status, BD_INVALID_ARGUMENT);
   EXPECT_HAS(without.error, "holds no calibrated tau");
+}
+
+// Keys, then probabilities with the means applied; in between all is saved, and another runtime
+// goes on from there.
+TEST_F(CapiCalibration, GoesInStepsAndResumes) {
+  const nlohmann::json recipe = {{"calibrate_file", path_}, {"probability_tau", "calibrate"}};
+  const std::string state = (folder_ / "state").string();
+  const auto told = [](const Runtime& r) {
+    return nlohmann::json::parse(bd_calibration_describe(r.handle));
+  };
+  const auto step = [](Engine* engine) {
+    ASSERT_EQ(engine->build(250, 250), BD_OK);
+    bd_write_params write = engine->write_params(250);
+    ASSERT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+    bd_attend_params attend = engine->attend_params(250);
+    ASSERT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+  };
+  bd_layer_options options = layer_options();
+  options.num_layers = 1;
+  {
+    const Runtime runtime(recipe.dump().c_str());
+    EXPECT_EQ(bd_calibration_phase(runtime.handle, "keys"), BD_INVALID_ARGUMENT);  // no layers
+    Engine engine(runtime.handle, options);
+    EXPECT_EQ(bd_calibration_phase(runtime.handle, "sums"), BD_INVALID_ARGUMENT);
+    EXPECT_HAS(bd_last_error(), "all, off, keys or probabilities");
+    ASSERT_EQ(bd_calibration_phase(runtime.handle, "off"), BD_OK);
+    step(&engine);
+    EXPECT_EQ(told(runtime)["tokens"], 0);
+    EXPECT_EQ(bd_calibration_phase(runtime.handle, "probabilities"), BD_INVALID_ARGUMENT);
+    EXPECT_HAS(bd_last_error(), "has seen 0 tokens");
+    ASSERT_EQ(bd_calibration_phase(runtime.handle, "keys"), BD_OK);
+    step(&engine);
+    EXPECT_EQ(told(runtime)["tokens"], 234);
+    EXPECT_EQ(told(runtime)["blocks"], 0);
+    ASSERT_EQ(bd_calibration_state_save(runtime.handle, state.c_str(), "after 1"), BD_OK);
+  }
+  const Runtime runtime(recipe.dump().c_str());
+  Engine engine(runtime.handle, options);
+  ASSERT_EQ(bd_calibration_state_load(runtime.handle, state.c_str()), BD_OK) << bd_last_error();
+  EXPECT_EQ(told(runtime)["tokens"], 234);
+  ASSERT_EQ(bd_calibration_phase(runtime.handle, "probabilities"), BD_OK) << bd_last_error();
+  step(&engine);
+  EXPECT_EQ(told(runtime)["tokens"], 234);
+  EXPECT_GT(told(runtime)["blocks"], 0);
+  ASSERT_EQ(bd_calibration_state_save(runtime.handle, state.c_str(), nullptr), BD_OK);
+  EXPECT_NE(bd_calibration_state_save(runtime.handle, "/dev/full/x", nullptr), BD_OK);
+  // Of another shape.
+  options.num_layers = 2;
+  const Runtime other(recipe.dump().c_str());
+  Engine larger(other.handle, options);
+  EXPECT_EQ(bd_calibration_state_load(other.handle, state.c_str()), BD_INVALID_ARGUMENT);
+  EXPECT_HAS(bd_last_error(), "of another model");
+}
+
+TEST_F(CapiCalibration, NonFiniteKeysAreNamedOnceAndLeftOut) {
+  const Runtime runtime(recipe("calibrate_file").c_str());
+  bd_layer_options options = layer_options();
+  options.layer_index = 1;
+  Engine engine(runtime.handle, options);
+  engine.rows[static_cast<std::size_t>(40 * kHeads * kDim + kDim)] = NAN;  // row 40, head 1
+  ASSERT_EQ(engine.build(200, 200), BD_OK);
+  bd_write_params p = engine.write_params(200);
+  p.value = p.key;
+  ASSERT_EQ(bd_write(&p), BD_OK);
+  const auto told = nlohmann::json::parse(bd_calibration_describe(runtime.handle));
+  EXPECT_EQ(told["non_finite"], nlohmann::json({{"layer", 1}, {"kv_head", 1}}));
+  EXPECT_EQ(told["skipped_rows"], 1);
+  EXPECT_EQ(told["tokens"], 183);
+  EXPECT_TRUE(
+      nlohmann::json::parse(bd_calibration_describe(runtime.handle))["non_finite"].is_null());
 }
 
 TEST_F(CapiCalibration, ANewSidecarBringsItsOwnTau) {
@@ -156,13 +226,13 @@ TEST_F(CapiCalibration, ANewSidecarBringsItsOwnTau) {
   sidecar.values[7] = 1.0F;
   const auto save = [&](const char* name, const char* tau) {
     sidecar.metadata.clear();
-    if (tau != nullptr) sidecar.metadata = {{"probability_tau", tau}, {"probability_c", "8"}};
+    if (tau != nullptr) sidecar.metadata = {{"probability_taus", tau}};
     const std::string path = (folder_ / name).string();
     EXPECT_TRUE(save_key_shift(sidecar, path).ok());
     return path;
   };
-  const std::string first = save("first.safetensors", "0.25");
-  const std::string second = save("second.safetensors", "0.5");
+  const std::string first = save("first.safetensors", R"({"8": 0.25})");
+  const std::string second = save("second.safetensors", R"({"8": 0.5})");
   const std::string without = save("without.safetensors", nullptr);
   const nlohmann::json recipe = {{"key_shift_file", first}, {"probability_tau", "calibrate"}};
   const Runtime runtime(recipe.dump().c_str());

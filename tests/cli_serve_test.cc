@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cli_world.h"
+#include "io/calibration_identity.h"
 #include "io/key_shift.h"
 
 namespace bitdecoding {
@@ -129,6 +130,47 @@ TEST_F(Cli, ServeWithoutKeyMeansWarnsOrRefuses) {
   const Outcome without = program(serve("--dry-run --recipe " + path("without.json")));
   EXPECT_EQ(without.code, 0);
   EXPECT_EQ(without.out.find("WARNING"), std::string::npos) << without.out;
+}
+
+// The calibration in the model's folder is found, and refused when it is of another model.
+TEST_F(Cli, ServeFindsTheCalibration) {
+  write("model/model.safetensors", "weights");
+  fs::create_directories(path("model/calibration"));
+  KeyShift means;
+  means.num_layers = means.num_kv_heads = 1;
+  means.head_dim = 64;
+  means.values.assign(64, 1.0F);
+  means.metadata = model_identity(path("model")).take();
+  means.metadata.insert_or_assign("calibration_version", std::string(kCalibrationVersion));
+  means.metadata["probability_taus"] = R"({"8": 0.25})";
+  const std::string file = path("model/calibration/key_shift.safetensors");
+  ASSERT_TRUE(save_key_shift(means, file).ok());
+  const nlohmann::json found = json_of(serve("--dry-run --json"));
+  EXPECT_HAS(found["environment"]["BITDECODING_RECIPE"].get<std::string>(), file);
+  EXPECT_HAS(found["notes"].dump(), "key means from " + file);
+  // tau belongs to the recipe's elements, too.
+  write("tau.json", R"({"probability_tau": "calibrate"})");
+  EXPECT_HAS(program(serve("--dry-run --recipe " + path("tau.json"))).out,
+             "its recipe.format is (nothing), and this one is nvfp4");
+  means.metadata.merge(recipe_identity(Recipe{}));
+  ASSERT_TRUE(save_key_shift(means, file).ok());
+  EXPECT_EQ(program(serve("--dry-run --recipe " + path("tau.json"))).code, 0);
+  write("model/model.safetensors", "other weights");
+  const Outcome other = program(serve("--dry-run"));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_HAS(other.out, "its model.weights is");
+  EXPECT_HAS(other.out, "bitdecoding calibrate");
+}
+
+TEST_F(Cli, TauLeftToCalibrationIsRefusedWithTheCommand) {
+  write("tau.json", R"({"key_shift": false, "probability_tau": "calibrate"})");
+  for (const std::string& command :
+       {serve("--dry-run --recipe " + path("tau.json")),
+        "bench decode --context 256 --seconds 0.01 --recipe " + path("tau.json")}) {
+    const Outcome outcome = program(command);
+    EXPECT_EQ(outcome.code, 1) << command;
+    EXPECT_HAS(outcome.out, "bitdecoding calibrate MODEL");
+  }
 }
 
 TEST_F(Cli, ServeCalibrates) {

@@ -193,7 +193,7 @@ TEST(TauCalibration, ChoosesTheSmallestErrorOfTheGrid) {
       EXPECT_TRUE(std::abs(choice.error_amax6 - amax6) <= tolerance);
       EXPECT_TRUE(std::abs(choice.error - rule_error(rows, {c, choice.tau})) <= tolerance);
       for (int k = 0; k <= TauCalibrator::kMaxCode; ++k) {
-        const float tau = (static_cast<float>(k) + 0.5F) / 512.0F;
+        const float tau = decode_e4m3(static_cast<std::uint8_t>(k));
         EXPECT_TRUE(choice.error <= rule_error(rows, {c, tau}) + tolerance) << c << " " << k;
       }
     }
@@ -216,7 +216,7 @@ TEST(TauCalibration, RescuesBlocksThatUnderflow) {
 TEST(TauCalibration, WithoutEvidenceTheRuleStaysOff) {
   TauCalibrator calibrator(8.0F);
   EXPECT_EQ(calibrator.choose().tau, 0.0F);
-  const std::vector<float> large(64, 0.9F);
+  const std::vector<float> large(64, 0.75F);  // both scales are exact
   calibrator.add_row(large.data(), 64);
   EXPECT_EQ(calibrator.choose().tau, 0.0F);
   const std::vector<float> bad(16, std::numeric_limits<float>::quiet_NaN());

@@ -91,10 +91,10 @@ TEST(JoinKeyShift, RefusesPartsOfDifferentModels) {
   refused([](KeyShift& p) { p.num_layers = 2; });
   refused([](KeyShift& p) { p.head_dim = 128; });
   std::vector<KeyShift> parts = {part(0, 2), part(3, 5)};
-  parts[0].metadata["probability_tau"] = "0.02";
-  expect_refused(parts, StatusCode::kInvalidArgument, "probability_tau");
-  parts[1].metadata["probability_tau"] = "0.02";
-  EXPECT_EQ(join_key_shift(parts).value().metadata.at("probability_tau"), "0.02");
+  parts[0].metadata["probability_taus"] = "0.02";
+  expect_refused(parts, StatusCode::kInvalidArgument, "probability_taus");
+  parts[1].metadata["probability_taus"] = "0.02";
+  EXPECT_EQ(join_key_shift(parts).value().metadata.at("probability_taus"), "0.02");
 }
 
 TEST(JoinKeyShift, RefusesHeadsThatContradictTheTensor) {

@@ -3,6 +3,7 @@
 bitdecoding_test(recipe_parse_test LABELS core)
 bitdecoding_test(io_file_test LABELS core)
 bitdecoding_test(io_calibrate_test LABELS core)
+bitdecoding_test(calibrate_state_test LABELS core)
 bitdecoding_test(io_key_shift_join_test LABELS core)
 bitdecoding_test(io_outer_scale_test LABELS core)
 bitdecoding_test(safetensors_reader_test LABELS core)

@@ -231,7 +231,7 @@ TEST(RecipeErrors, HostileSizes) {
 TEST(RecipeErrors, KeyShiftNamesThePathAndTheCommand) {
   const std::string error = error_of(R"({"mode": "bitdecoding-nvfp4"})");
   EXPECT_HAS(error, "key_shift_file");
-  EXPECT_HAS(error, "bitdecoding serve MODEL");
+  EXPECT_HAS(error, "bitdecoding calibrate MODEL");
   EXPECT_HAS(error, "\"key_shift\": false");
   EXPECT_TRUE(parse_recipe(R"({"key_shift": false})", "t").ok());
   EXPECT_TRUE(parse_recipe(R"({"key_shift_file": "x"})", "t").ok());

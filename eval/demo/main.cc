@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <cstdio>
-#include <filesystem>
 
 #include "demo/options.h"
-#include "demo/progress.h"
 #include "demo/runner.h"
+#include "engine/folder_lock.h"
 #include "engine/process.h"
 #include "report/page.h"
+#include "report/progress.h"
 #include "report/summary.h"
 
 namespace {
@@ -20,14 +18,6 @@ using bitdecoding::Status;
 using namespace bitdecoding::eval;  // NOLINT(google-build-using-namespace): this is its program
 
 constexpr int kInterrupted = 130;
-
-// Two demos would share ports' timings, logs and results. The lock goes with the process.
-bool lock_folder(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  const int handle = open((folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  return handle >= 0 && flock(handle, LOCK_EX | LOCK_NB) == 0;
-}
 
 void show(const DemoRunner& runner, const DemoOptions& options, Style style) {
   const Summary summary = runner.summary();
@@ -66,9 +56,10 @@ int main(int argc, char** argv) {
   watch_signals();
   adopt_orphans();
   Progress progress(STDOUT_FILENO);
-  if (!lock_folder(options.out)) {
-    fmt::print(stderr, "demo: another demo is running with {}, or the folder cannot be written.\n",
-               options.out);
+  // Two demos would share ports' timings, logs and results.
+  const bitdecoding::Result<FolderLock> lock = FolderLock::take(options.out);
+  if (!lock.ok()) {
+    fmt::print(stderr, "demo: {}.\n", lock.status().message());
     return 1;
   }
   DemoRunner runner(options, &progress);

@@ -78,7 +78,7 @@ DemoRunner::DemoRunner(DemoOptions options, Progress* progress)
       plan_(options_.quick ? quick_plan() : full_plan()),
       progress_(progress) {
   serve_.program = options_.root + "/build/release/bin/bitdecoding";
-  serve_.venv = options_.venv;
+  serve_.python = options_.venv + "/bin/python";
   serve_.model = options_.model;
   serve_.dtype = options_.dtype;
   serve_.cache_bytes = options_.cache_mib << 20;
@@ -184,7 +184,7 @@ Status DemoRunner::task(const std::string& mode, const std::string& name, const 
 }
 
 Result<std::unique_ptr<Server>> DemoRunner::start_server(const std::string& mode,
-                                                         const KeyMeans& means) {
+                                                         const CacheChoice& means) {
   const Result<int> port = free_loopback_port();
   if (!port.ok()) return port.status();
   std::error_code error;
@@ -248,7 +248,7 @@ Status DemoRunner::calibrate() {
   std::error_code error;
   fs::remove(note_path, error);
   // Observed over BF16 pages: the means of the keys themselves.
-  Result<std::unique_ptr<Server>> started = start_server("bf16", KeyMeans{"", path});
+  Result<std::unique_ptr<Server>> started = start_server("bf16", CacheChoice{"", path, ""});
   if (!started.ok()) return started.status();
   progress_->begin("calibration: observing keys on other texts");
   Status observed = observe_texts(started.value().get(), path);
@@ -338,7 +338,7 @@ Status DemoRunner::run_mode(const std::string& mode) {
     progress_->say(fmt::format("  {}: already measured in this run", mode));
     return {};
   }
-  KeyMeans means;
+  CacheChoice means;
   if (needs_key_means(mode)) means.use = key_shift_file_;
   Result<std::unique_ptr<Server>> started = start_server(mode, means);
   if (!started.ok()) return started.status();

@@ -10,9 +10,9 @@
 
 #include "bitdecoding/status.h"
 #include "demo/options.h"
-#include "demo/progress.h"
 #include "engine/launch.h"
 #include "engine/server.h"
+#include "report/progress.h"
 #include "report/results_log.h"
 #include "report/summary.h"
 #include "tasks/document.h"
@@ -40,7 +40,7 @@ class DemoRunner {
   Status run_mode(const std::string& mode);
   Status run_tasks(const std::string& mode, Server* server, const Client& client);
   Status measure_divergence(const std::string& mode, const Client& client);
-  Result<std::unique_ptr<Server>> start_server(const std::string& mode, const KeyMeans& means);
+  Result<std::unique_ptr<Server>> start_server(const std::string& mode, const CacheChoice& means);
   Status task(const std::string& mode, const std::string& name, const std::string& words,
               const std::function<Result<Json>()>& work);
   bool recorded(const std::string& mode, const std::string& name) const;

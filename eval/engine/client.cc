@@ -260,9 +260,14 @@ Result<Completion> Client::chat(const std::string& question, int max_tokens) con
   return out;
 }
 
-Result<Tokens> Client::tokenize(const std::string& text) const {
+Result<Tokens> Client::tokenize(const std::string& text, bool special) const {
   return read_tokens(
-      post("/tokenize", {{"model", model_}, {"prompt", text}, {"add_special_tokens", false}}));
+      post("/tokenize", {{"model", model_}, {"prompt", text}, {"add_special_tokens", special}}));
+}
+
+Result<Tokens> Client::tokenize_messages(const Json& messages) const {
+  return read_tokens(post(
+      "/tokenize", {{"model", model_}, {"messages", messages}, {"add_generation_prompt", false}}));
 }
 
 Result<Tokens> Client::tokenize_chat(const std::string& text) const {

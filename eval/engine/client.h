@@ -46,7 +46,10 @@ class Client {
   Result<Completion> complete(const CompletionRequest& request) const;
   Result<std::vector<StreamedToken>> stream(const CompletionRequest& request) const;
   Result<Completion> chat(const std::string& question, int max_tokens) const;
-  Result<Tokens> tokenize(const std::string& text) const;
+  // `special`: with the tokens that the model puts before every text, if it has such.
+  Result<Tokens> tokenize(const std::string& text, bool special = false) const;
+  // A whole conversation in the model's chat template: [{"role", "content"}, ...].
+  Result<Tokens> tokenize_messages(const Json& messages) const;
   // With the model's chat template around it, up to where the assistant begins to speak.
   Result<Tokens> tokenize_chat(const std::string& text) const;
   Result<Json> collective_rpc(const std::string& method,

@@ -34,24 +34,26 @@ Result<std::string> run_and_read(const Command& command, const std::string& scra
 }  // namespace
 
 std::vector<std::string> shared_flags(const ServeSettings& settings, int port) {
-  return {"--host",
-          "127.0.0.1",
-          "--port",
-          std::to_string(port),
-          "--dtype",
-          settings.dtype,
-          "--max-model-len",
-          std::to_string(settings.max_model_len),
-          "--max-num-batched-tokens",
-          std::to_string(settings.chunk_tokens),
-          "--max-num-seqs",
-          std::to_string(settings.max_requests),
-          "--kv-cache-memory-bytes",
-          std::to_string(settings.cache_bytes),
-          "--enforce-eager",
-          "--distributed-executor-backend",
-          "uni",
-          "--enable-prompt-tokens-details"};
+  std::vector<std::string> flags = {"--host",
+                                    "127.0.0.1",
+                                    "--port",
+                                    std::to_string(port),
+                                    "--dtype",
+                                    settings.dtype,
+                                    "--max-model-len",
+                                    std::to_string(settings.max_model_len),
+                                    "--max-num-batched-tokens",
+                                    std::to_string(settings.chunk_tokens),
+                                    "--max-num-seqs",
+                                    std::to_string(settings.max_requests),
+                                    "--kv-cache-memory-bytes",
+                                    std::to_string(settings.cache_bytes),
+                                    "--enforce-eager",
+                                    "--distributed-executor-backend",
+                                    "uni",
+                                    "--enable-prompt-tokens-details"};
+  if (!settings.prefix_caching) flags.emplace_back("--no-enable-prefix-caching");
+  return flags;
 }
 
 std::map<std::string, std::string> shared_environment(const ServeSettings& settings) {
@@ -94,13 +96,14 @@ Result<Command> parse_serve_command(const std::string& json) {
 }
 
 Result<Command> serve_command(const ServeSettings& settings, const std::string& mode,
-                              const KeyMeans& means, int port, const std::string& scratch) {
+                              const CacheChoice& means, int port, const std::string& scratch) {
   Command ask;
-  ask.argv = {settings.program, "serve",    settings.model,
-              "--mode",         mode,       "--dry-run",
-              "--json",         "--python", settings.venv + "/bin/python"};
+  ask.argv = {settings.program, "serve",    settings.model, "--dry-run",
+              "--json",         "--python", settings.python};
+  if (!mode.empty()) ask.argv.insert(ask.argv.end(), {"--mode", mode});
   if (!means.use.empty()) ask.argv.insert(ask.argv.end(), {"--key-shift", means.use});
   if (!means.observe.empty()) ask.argv.insert(ask.argv.end(), {"--calibrate", means.observe});
+  if (!means.recipe.empty()) ask.argv.insert(ask.argv.end(), {"--recipe", means.recipe});
   ask.argv.emplace_back("--");
   const std::vector<std::string> flags = shared_flags(settings, port);
   ask.argv.insert(ask.argv.end(), flags.begin(), flags.end());

@@ -275,6 +275,27 @@ BD_API bd_status bd_counters_get(const bd_runtime* runtime, bd_counters* counter
  * means so far to `path` (NULL = the recipe's file): a temporary file, then a rename. */
 BD_API bd_status bd_calibration_save(bd_runtime* runtime, const char* path, uint64_t* tokens);
 
+/* What is observed from now on, for a calibration in steps; calibrate_file must be set:
+ *   "all"            keys, and probabilities if probability_tau is "calibrate" (as created)
+ *   "off"            nothing
+ *   "keys"           keys alone
+ *   "probabilities"  probabilities alone. With the recipe's key_shift on, the layers take the means
+ *                    observed so far, so pages that are written already mean something else: the
+ *                    caller begins with an empty cache, and no call for a layer runs meanwhile.
+ * Keys at the recipe's first sink_tokens positions of a sequence are left out in every phase: they
+ * are read in BF16, and their values are unlike all others'. */
+BD_API bd_status bd_calibration_phase(bd_runtime* runtime, const char* phase);
+
+/* Everything observed so far, exactly, to `path` (a rank of a tensor-parallel model adds its heads
+ * to the name), with a note of the caller's; and the way back, into layers of the same shape. */
+BD_API bd_status bd_calibration_state_save(bd_runtime* runtime, const char* path, const char* note);
+BD_API bd_status bd_calibration_state_load(bd_runtime* runtime, const char* path);
+
+/* {"phase", "tokens", "skipped_rows", "non_finite", "blocks"} as JSON; non_finite is null, or
+ * {"layer", "kv_head"} of the first NaN or infinity in a key since the last call. Valid until the
+ * next call with this runtime. */
+BD_API const char* bd_calibration_describe(bd_runtime* runtime);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -195,6 +195,10 @@ _SIGNATURES = {
     "bd_advise_huge_pages": (c_int, [c_void_p, c_int64, POINTER(c_int64)]),
     "bd_counters_get": (c_int, [c_void_p, POINTER(Counters)]),
     "bd_calibration_save": (c_int, [c_void_p, c_char_p, POINTER(c_uint64)]),
+    "bd_calibration_phase": (c_int, [c_void_p, c_char_p]),
+    "bd_calibration_state_save": (c_int, [c_void_p, c_char_p, c_char_p]),
+    "bd_calibration_state_load": (c_int, [c_void_p, c_char_p]),
+    "bd_calibration_describe": (c_char_p, [c_void_p]),
 }
 
 

@@ -151,6 +151,23 @@ class Runtime:
         self._unsaved_tokens = 0
         return path, tokens.value
 
+    def set_calibration_phase(self, phase):
+        """Whoever sets phases saves by itself, too."""
+        self.lib.check(self.lib.bd_calibration_phase(self.handle, phase.encode()))
+        self.calibrate_file = ""
+        self._unsaved_tokens = 0
+
+    def save_calibration_state(self, path, note):
+        self.lib.check(
+            self.lib.bd_calibration_state_save(self.handle, os.fsencode(path), note.encode())
+        )
+
+    def load_calibration_state(self, path):
+        self.lib.check(self.lib.bd_calibration_state_load(self.handle, os.fsencode(path)))
+
+    def describe_calibration(self):
+        return json.loads(self.lib.bd_calibration_describe(self.handle).decode())
+
     def try_to_save_calibration(self):
         """A full disk is no reason to stop serving; the next save may work."""
         if not self._unsaved_tokens:

@@ -44,6 +44,22 @@ class WorkerExtension:
         written, tokens = _engine_runtime().save_calibration(path or None)
         return {"path": written, "tokens": tokens}
 
+    def bitdecoding_calibrate(self, phase="", state_path="", note=""):
+        """Sets the phase of a calibration in steps, or with a path saves what was observed so far;
+        `bitdecoding calibrate` drives both. The answer says what was observed."""
+        current = _engine_runtime()
+        if phase:
+            current.set_calibration_phase(phase)
+        if state_path:
+            current.save_calibration_state(state_path, note)
+        return current.describe_calibration()
+
+    def bitdecoding_resume_calibration(self, state_path):
+        """Takes up what an interrupted calibration had observed."""
+        current = _engine_runtime()
+        current.load_calibration_state(state_path)
+        return current.describe_calibration()
+
     def bitdecoding_capture_logits(self, path="", dtype="float32", first_position="0"):
         """Ends the current capture, returns its rows, and begins another one if a path is given."""
         rows = capture.stop()

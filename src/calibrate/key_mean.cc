@@ -56,17 +56,20 @@ Result<std::unique_ptr<KeyMeanAccumulator>> KeyMeanAccumulator::make(int num_lay
       new KeyMeanAccumulator(num_layers, num_kv_heads, head_dim));
 }
 
+Status KeyMeanAccumulator::check_heads(int first_head, int num_heads) const {
+  if (first_head >= 0 && num_heads >= 1 && first_head <= num_kv_heads_ - num_heads) return {};
+  return {StatusCode::kOutOfRange,
+          fmt::format("heads {} to {} are not among the model's {} KV heads", first_head,
+                      first_head + num_heads - 1, num_kv_heads_)};
+}
+
 Status KeyMeanAccumulator::add(int layer, int first_head, int num_heads, const TensorView& key,
                                std::int64_t num_rows, const std::int64_t* slots) {
   if (layer < 0 || layer >= num_layers_) {
     return {StatusCode::kOutOfRange,
             fmt::format("layer {} is not one of the model's {} layers", layer, num_layers_)};
   }
-  if (first_head < 0 || num_heads < 1 || first_head > num_kv_heads_ - num_heads) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("heads {} to {} are not among the model's {} KV heads", first_head,
-                        first_head + num_heads - 1, num_kv_heads_)};
-  }
+  if (Status s = check_heads(first_head, num_heads); !s.ok()) return s;
   if (num_rows < 0 || (num_rows > 0 && key.data == nullptr)) {
     return {StatusCode::kInvalidArgument,
             fmt::format("{} rows of keys without data; expected a tensor", num_rows)};
@@ -78,6 +81,7 @@ Status KeyMeanAccumulator::add(int layer, int first_head, int num_heads, const T
       const std::size_t head = head_index(layer, first_head + h);
       if (!load_row(key, r * key.stride_token + h * key.stride_head, &row)) {
         ++counts_[head].skipped;
+        if (!first_non_finite_) first_non_finite_ = NonFiniteKey{layer, first_head + h};
         continue;
       }
       ++counts_[head].rows;
@@ -109,11 +113,7 @@ std::uint64_t KeyMeanAccumulator::skipped_rows() const {
 
 Result<std::vector<float>> KeyMeanAccumulator::means(const std::vector<int>& layers, int first_head,
                                                      int num_heads) const {
-  if (first_head < 0 || num_heads < 1 || first_head > num_kv_heads_ - num_heads) {
-    return Status(StatusCode::kOutOfRange,
-                  fmt::format("heads {} to {} are not among the model's {} KV heads", first_head,
-                              first_head + num_heads - 1, num_kv_heads_));
-  }
+  if (Status s = check_heads(first_head, num_heads); !s.ok()) return s;
   const auto dim = static_cast<std::size_t>(head_dim_);
   const auto heads = static_cast<std::size_t>(num_heads);
   std::vector<float> means(static_cast<std::size_t>(num_layers_) * heads * dim, 0.0F);
@@ -141,6 +141,50 @@ Result<std::vector<float>> KeyMeanAccumulator::means(const std::vector<int>& lay
     }
   }
   return means;
+}
+
+KeySums KeyMeanAccumulator::state(int first_head, int num_heads) const {
+  KeySums out;
+  const auto dim = static_cast<std::ptrdiff_t>(head_dim_);
+  for (int layer = 0; layer < num_layers_; ++layer) {
+    const auto begin = static_cast<std::ptrdiff_t>(head_index(layer, first_head));
+    for (std::ptrdiff_t head = begin; head < begin + num_heads; ++head) {
+      const HeadCount& count = counts_[static_cast<std::size_t>(head)];
+      out.rows.push_back(static_cast<double>(count.rows));
+      out.skipped.push_back(static_cast<double>(count.skipped));
+    }
+    const auto append = [&](const std::vector<double>& from, std::vector<double>* to) {
+      to->insert(to->end(), from.begin() + begin * dim, from.begin() + (begin + num_heads) * dim);
+    };
+    append(sums_, &out.sums);
+    append(squares_, &out.squares);
+  }
+  return out;
+}
+
+Status KeyMeanAccumulator::restore(const KeySums& state, int first_head, int num_heads) {
+  if (Status s = check_heads(first_head, num_heads); !s.ok()) return s;
+  const auto heads = static_cast<std::size_t>(num_layers_) * static_cast<std::size_t>(num_heads);
+  const auto dim = static_cast<std::size_t>(head_dim_);
+  if (state.rows.size() != heads || state.skipped.size() != heads ||
+      state.sums.size() != heads * dim || state.squares.size() != heads * dim) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the saved sums hold {} heads of {} values; expected {} layers of {} heads "
+                        "with head_dim {}",
+                        state.rows.size(), state.sums.size(), num_layers_, num_heads, head_dim_)};
+  }
+  for (std::size_t i = 0; i < heads; ++i) {
+    const auto layer = static_cast<int>(i / static_cast<std::size_t>(num_heads));
+    const auto head = static_cast<int>(i % static_cast<std::size_t>(num_heads));
+    const std::size_t to = head_index(layer, first_head + head);
+    counts_[to] = {static_cast<std::uint64_t>(state.rows[i]),
+                   static_cast<std::uint64_t>(state.skipped[i])};
+    std::copy_n(state.sums.begin() + static_cast<std::ptrdiff_t>(i * dim), dim,
+                sums_.begin() + static_cast<std::ptrdiff_t>(to * dim));
+    std::copy_n(state.squares.begin() + static_cast<std::ptrdiff_t>(i * dim), dim,
+                squares_.begin() + static_cast<std::ptrdiff_t>(to * dim));
+  }
+  return {};
 }
 
 std::vector<KeyOutlier> KeyMeanAccumulator::outliers(double ratio) const {

@@ -72,6 +72,9 @@ struct StepsSnapshot {
   std::int32_t used_slots = 0;
 };
 
+// What bd_write and bd_attend observe while the recipe's calibrate_file is set.
+enum class CalibrationPhase { kAll, kOff, kKeys, kProbabilities };
+
 // Shared by the runtime's handle and by every layer and steps made from it, so that handles may be
 // destroyed in any order.
 struct RuntimeState {
@@ -93,18 +96,22 @@ struct RuntimeState {
   std::uint64_t builds = 0;
   std::unique_ptr<KeyMeanAccumulator> key_means;
   std::set<int> calibrated_layers;
-  int first_kv_head = 0;  // of this rank
+  std::set<bd_layer*> live_calibrated;  // the layers behind them
+  int first_kv_head = 0;                // of this rank
   int num_kv_heads = 0;
-  TauCalibrator tau{8.0F};  // with the recipe's c
-  std::uint64_t attend_calls = 0;
+  CalibrationPhase phase = CalibrationPhase::kAll;
+  std::vector<TauCalibrator> taus;  // [num_layers][kCalibratedFactors]
+  std::string calibration_text;     // of bd_calibration_describe
 
   ShadowRule shadow_rule(const PageGeometry& geometry) const;
 };
 
 // Accumulators for a layer of a runtime that calibrates; all layers must agree on the shape.
 Status prepare_calibration(RuntimeState* runtime, const bd_layer_options& options);
-// Feeds the calibrator of tau from some of the calls to bd_attend, while tau is being calibrated.
-Status observe_probabilities(const AttendParams& params, RuntimeState* runtime);
+// Keys of this step's rows, except padding and sinks.
+Status observe_keys(const bd_layer& layer, const bd_steps& steps, const TensorView& key);
+// Probabilities of some rows of this step, while they are being observed.
+Status observe_probabilities(const bd_layer& layer, const AttendParams& params);
 // Takes tau from the sidecar when the recipe leaves it to calibration and none is under way; a
 // later sidecar must bring its own. On an error nothing has changed.
 Status take_calibrated_tau(const KeyShift& sidecar, RuntimeState* runtime);
@@ -137,6 +144,6 @@ struct bd_steps {
   bitdecoding::ShadowRule rule;
   std::int64_t num_pages = 0;
   std::int32_t num_slots = 0;
-  std::vector<std::int64_t> slots;            // slot_mapping of the step; kept while calibrating
+  std::vector<std::int64_t> slots;  // of the step, < 0 for rows that calibration leaves out
   bitdecoding::capi::StepsSnapshot snapshot;  // guarded by the runtime's mutex
 };

@@ -62,6 +62,7 @@ Status take_key_shift(RuntimeState* runtime, const bd_layer_options& o, bd_layer
   }
   if (!runtime->recipe.calibrate_file.empty()) {
     if (Status s = prepare_calibration(runtime, o); !s.ok()) return s;
+    runtime->live_calibrated.insert(layer);
   }
   ++runtime->live_layers;
   return {};
@@ -141,6 +142,7 @@ void bd_layer_destroy(bd_layer* layer) {
   {
     const std::lock_guard<std::mutex> lock(layer->runtime->mutex);
     --layer->runtime->live_layers;
+    layer->runtime->live_calibrated.erase(layer);
   }
   delete layer;
 }

@@ -116,7 +116,6 @@ Status create(const bd_runtime_options& options, bd_runtime** runtime) {
     state->outer_scales = scales.take();
   }
   if (Status s = check_calibrate_folder(state->recipe.calibrate_file); !s.ok()) return s;
-  state->tau = TauCalibrator(state->recipe.probability_c);
   BackendOptions backend_options;
   backend_options.num_threads = options.num_threads;
   if (options.isa != nullptr) backend_options.isa = options.isa;

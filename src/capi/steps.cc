@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps: the shadow directory of a group of layers and the plan of its current step.
+#include <algorithm>
 #include <limits>
 
 #include "capi/internal.h"
@@ -63,6 +64,16 @@ Status check_input(const bd_step_input& in) {
   return {};
 }
 
+// Rows that calibration does not observe are padding to it.
+void leave_out_sinks(const StepPlan& plan, std::vector<std::int64_t>* slots) {
+  for (const RequestPlan& request : plan.requests) {
+    const std::int64_t first = request.seq_len - request.query_len;  // position of its first row
+    const std::int64_t count =
+        std::clamp<std::int64_t>(plan.rule.sink_tokens - first, 0, request.query_len);
+    std::fill_n(slots->begin() + request.query_begin, count, -1);
+  }
+}
+
 Status build(bd_steps* steps, const bd_step_input& in) {
   if (Status s = check_input(in); !s.ok()) return s;
   StepInput input;
@@ -78,6 +89,7 @@ Status build(bd_steps* steps, const bd_step_input& in) {
   if (Status s = steps->directory->build(input, &steps->plan); !s.ok()) return s;
   if (!steps->runtime->recipe.calibrate_file.empty()) {
     steps->slots.assign(in.slot_mapping, in.slot_mapping + in.num_tokens);
+    leave_out_sinks(steps->plan, &steps->slots);
   }
   steps->built = true;
   const std::lock_guard<std::mutex> lock(steps->runtime->mutex);

@@ -115,14 +115,6 @@ ShadowPool shadow_pool(const bd_cache& cache) {
           static_cast<std::int32_t>(cache.num_slots < kMost ? cache.num_slots : kMost)};
 }
 
-Status observe_keys(const bd_layer& layer, const bd_steps& steps, const TensorView& key) {
-  RuntimeState& runtime = *layer.runtime;
-  if (runtime.recipe.calibrate_file.empty()) return {};
-  const std::lock_guard<std::mutex> lock(runtime.mutex);
-  return runtime.key_means->add(layer.layer_index, layer.first_kv_head, layer.config.num_kv_heads,
-                                key, steps.plan.num_tokens, steps.slots.data());
-}
-
 Status write(const bd_write_params& p) {
   if (Status s = check_handles(p.layer, p.steps); !s.ok()) return s;
   const bd_layer& layer = *p.layer;
@@ -191,7 +183,7 @@ Status attend(const bd_attend_params& p) {
   params.probability_tau = recipe.probability_tau;
   params.corrupt_scales = &layer.runtime->corrupt_scales;
   if (Status s = layer.runtime->backend->attend(params); !s.ok()) return s;
-  return observe_probabilities(params, layer.runtime.get());
+  return observe_probabilities(layer, params);
 }
 
 }  // namespace

@@ -15,9 +15,8 @@ namespace bitdecoding {
 
 // The one sentence on how to get a sidecar; every error about a missing one ends with it.
 inline constexpr const char* kMakeKeyShift =
-    "Make one with `bitdecoding serve MODEL --mode bitdecoding-nvfp4 --calibrate "
-    "key_shift.safetensors` and set \"key_shift_file\": \"key_shift.safetensors\", or serve "
-    "without key means: \"key_shift\": false";
+    "Make one with `bitdecoding calibrate MODEL`, which `bitdecoding serve` finds by itself "
+    "(elsewhere name it as \"key_shift_file\"), or serve without key means: \"key_shift\": false";
 
 struct KeyShift {
   std::string path;

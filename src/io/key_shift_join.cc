@@ -110,7 +110,8 @@ void join_metadata(const std::vector<KeyShift>& parts, KeyShift* joined) {
   joined->metadata.erase("kv_heads");
   joined->metadata.erase("total_kv_heads");
   // Each rank's own, of the heads or probabilities it has seen: no number stands for all.
-  for (const char* key : {"skipped_rows", "outlier_channels", "probability_blocks"}) {
+  for (const char* key : {"skipped_rows", "outlier_channels", "probability_blocks",
+                          "probability_layer_taus", "probability_detail"}) {
     joined->metadata.erase(key);
   }
   joined->metadata["joined_parts"] = std::to_string(parts.size());
@@ -129,7 +130,7 @@ void join_metadata(const std::vector<KeyShift>& parts, KeyShift* joined) {
 // tau is one number of the whole model; ranks that chose differently have no common one.
 Status check_tau(const std::vector<KeyShift>& parts) {
   for (const KeyShift& part : parts) {
-    for (const char* key : {"probability_tau", "probability_c"}) {
+    for (const char* key : {"probability_taus"}) {
       const auto value = [key](const KeyShift& p) {
         const auto found = p.metadata.find(key);
         return found == p.metadata.end() ? std::string("none") : found->second;

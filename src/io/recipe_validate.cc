@@ -90,9 +90,10 @@ Status check_arithmetic(const Recipe& recipe) {
   const bool from_sidecar = recipe.key_shift && !recipe.key_shift_file.empty();
   if (recipe.tau_calibrate && recipe.calibrate_file.empty() && !from_sidecar) {
     return invalid(
-        "probability_tau is still \"calibrate\", which cannot be served; set calibrate_file to "
-        "find it, key_shift_file to take it from a sidecar that has it, or give a number "
-        "(0.0205078125 is a good start, 0 switches the rule off)");
+        "probability_tau is still \"calibrate\", which cannot be served or timed; run `bitdecoding "
+        "calibrate MODEL`, whose sidecar `serve` finds by itself (elsewhere name it as "
+        "key_shift_file), or give a number (0.0205078125 is a good start, 0 switches the rule "
+        "off)");
   }
   return {};
 }

@@ -335,6 +335,25 @@ Result<std::vector<std::int8_t>> read_int8_tensor(const ByteSource& source,
   return values;
 }
 
+Result<std::vector<double>> read_double_tensor(const ByteSource& source,
+                                               const SafetensorsEntry& entry) {
+  if (entry.dtype != "F64") {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("'{}': tensor '{}' has dtype {}; expected F64", source.name(),
+                              entry.name, entry.dtype));
+  }
+  std::vector<double> values(entry.bytes / sizeof(double));
+  const std::span<std::uint8_t> out(reinterpret_cast<std::uint8_t*>(values.data()), entry.bytes);
+  if (Status s = source.read(entry.offset, out); !s.ok()) return s;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i])) {
+      return corrupt(source, fmt::format("tensor '{}' holds {} (element {})", entry.name,
+                                         std::isnan(values[i]) ? "NaN" : "infinity", i));
+    }
+  }
+  return values;
+}
+
 Status write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
                          const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json json;

@@ -55,6 +55,10 @@ Result<std::vector<float>> read_float_tensor(const ByteSource& source,
 Result<std::vector<std::int8_t>> read_int8_tensor(const ByteSource& source,
                                                   const SafetensorsEntry& entry);
 
+// Values of an F64 tensor. kCorrupt at the first NaN or infinity.
+Result<std::vector<double>> read_double_tensor(const ByteSource& source,
+                                               const SafetensorsEntry& entry);
+
 struct SafetensorsTensor {
   std::string name;
   std::string dtype;

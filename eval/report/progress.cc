@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "demo/progress.h"
+#include "report/progress.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A calibration in steps inside a real engine: phases, saved sums, and a probe of another recipe."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import generate
+
+PROMPT_TOKENS = 512
+
+
+def rpc(llm, method, *arguments):
+    (answer,) = llm.collective_rpc(method, args=arguments)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def prompts(long_text):
+    half = len(long_text) // 2
+    return [long_text[:half], long_text[half:]]
+
+
+def calibrating(folder, **more):
+    return {
+        "calibrate_file": str(folder / "key_shift.safetensors"),
+        "probability_tau": "calibrate",
+        **more,
+    }
+
+
+def test_a_calibration_in_steps_saves_and_resumes(engine, prompts, tmp_path):
+    from safetensors.numpy import load_file
+
+    state = tmp_path / "state.safetensors"
+    arguments = {"max_num_seqs": 1, "enable_prefix_caching": False, "max_model_len": 1024}
+    with engine("bitdecoding-nvfp4", calibrating(tmp_path), **arguments) as llm:
+        rpc(llm, "bitdecoding_calibrate", "off")
+        generate(llm, prompts[:1], max_tokens=1)
+        rpc(llm, "bitdecoding_calibrate", "keys")
+        first = generate(llm, prompts[:1], max_tokens=1)
+        tokens = len(first[0].prompt_token_ids)
+        told = rpc(llm, "bitdecoding_calibrate", "", str(state), "one prompt")
+        # The sixteen sinks are left out, and the prompt before "keys" is not counted.
+        assert told["tokens"] == tokens - 16 and told["blocks"] == 0
+        assert told["skipped_rows"] == 0 and told["non_finite"] is None
+        once = load_file(state)
+        generate(llm, prompts[1:], max_tokens=1)
+        rpc(llm, "bitdecoding_calibrate", "", str(state), "two")
+        twice = load_file(state)
+        assert (twice["key_rows"] > once["key_rows"]).all()
+
+        # The first prompt anew, in another order: sums of BF16 numbers do not depend on it.
+        rpc(llm, "bitdecoding_calibrate", "probabilities")
+        told = rpc(llm, "bitdecoding_calibrate", "", "")
+        generate(llm, prompts, max_tokens=1)
+        after = rpc(llm, "bitdecoding_calibrate", "", "")
+        assert after["tokens"] == told["tokens"] and after["blocks"] > 0
+        with pytest.raises(Exception, match="no state of a calibration"):
+            (tmp_path / "bad.safetensors").write_bytes(
+                (tmp_path / "state.safetensors").read_bytes()[:1]
+            )
+            rpc(llm, "bitdecoding_resume_calibration", str(tmp_path / "bad.safetensors"))
+        rpc(llm, "bitdecoding_resume_calibration", str(state))
+        assert rpc(llm, "bitdecoding_calibrate", "", "")["blocks"] == 0
+    assert not (tmp_path / "key_shift.safetensors").exists()
+    assert np.isfinite(twice["key_sums"]).all()
