@@ -294,9 +294,9 @@ class DecodeKernel : public testing::TestWithParam<Parameters> {
   void each(Body body) {
     const auto [format, head_dim, terms] = GetParam();
     for (const Isa& isa : supported_isas()) {
-      const DecodeKernels* kernels = decode_kernels(isa.target);
+      const DecodeKernels* kernels = decode_kernels(isa.decode_target);
       ASSERT_NE(kernels, nullptr) << isa.name;
-      for (int rows = 1; rows * terms <= kMaxWork; ++rows) {
+      for (int rows = 1; rows * terms <= kernels->max_work; ++rows) {
         for (const bool masked : {false, true}) {
           const float softcap = masked == (rows % 2 == 1) ? 0.0F : 5.0F;
           SCOPED_TRACE(std::string(isa.name) + " rows " + std::to_string(rows) +

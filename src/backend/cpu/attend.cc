@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "backend/cpu/attend_fp4.h"
+#include "backend/cpu/attend_matrix.h"
 #include "backend/cpu/attend_scratch.h"
 #include "backend/cpu/corrupt_tile.h"
 #include "backend/cpu/query.h"
@@ -26,15 +27,9 @@ struct ThreadScratch {
   QuadQuery quads;
   std::vector<float> query;
   std::vector<float> merged;
+  AlignedBuffer<float> partial;
   std::vector<std::uint64_t> masks;
 };
-
-bool all_finite(const float* x, int n) {
-  // Zero times anything finite is zero: a sum without branches.
-  float sum = 0.0F;
-  for (int i = 0; i < n; ++i) sum += 0.0F * x[i];
-  return sum == 0.0F;
-}
 
 ThreadScratch& thread_scratch() {
   thread_local ThreadScratch scratch;
@@ -71,9 +66,11 @@ class AttendCall {
                     int count, const DecodeState& state, TileCheck* check);
   void float_tiles(const AttendItem& item, const AttendGroup& group, const RequestRows& rows,
                    const TileSource& source, const PartialView& partial);
-  void merge(const AttendGroup& group, const RequestRows& rows);
+  // `last` is the partial result of the item that finished last.
+  void merge(const AttendGroup& group, const RequestRows& rows, const PartialView& last);
+  void store_single(const AttendGroup& group, const RequestRows& rows, const PartialView& part);
   void store_result(const RequestRows& rows, std::int64_t row, int head, const float* out,
-                    float max, float sum);
+                    float weight, float max, float sum);
   void fail(const AttendGroup& group, std::int64_t tile);
 
   const AttendParams& params_;
@@ -101,10 +98,15 @@ void AttendCall::run_item(std::int64_t index) {
   const AttendGroup& group = scratch_.groups[item.group];
   const RequestRows rows(params_, params_.plan->requests[group.request]);
   const TileSource source(params_, kernels_, rows, group.kv_head);
-  const PartialView partial = scratch_.partial(item, group.rows);
-  std::fill_n(partial.max, group.rows, -kInfinity);
-  std::fill_n(partial.sum, group.rows, 0.0F);
-  std::fill_n(partial.out, static_cast<std::int64_t>(group.rows) * head_dim_, 0.0F);
+  float* own = nullptr;
+  if (item.state < 0) {
+    own = thread_scratch().partial.reserve(
+        static_cast<std::size_t>(AttendScratch::partial_floats(group.capacity, head_dim_)));
+  }
+  const PartialView partial = scratch_.partial(item, head_dim_, own);
+  std::fill_n(partial.max, group.capacity, -kInfinity);
+  std::fill_n(partial.sum, group.capacity, 0.0F);
+  std::fill_n(partial.out, static_cast<std::int64_t>(group.capacity) * head_dim_, 0.0F);
   switch (item.kind) {
     case ItemKind::kPagesInteger:
       pages_integer(item, group, rows, source, partial);
@@ -115,13 +117,20 @@ void AttendCall::run_item(std::int64_t index) {
       if (missing >= 0) fail(group, missing);
       break;
     }
+    case ItemKind::kMatrix: {
+      const std::int64_t missing =
+          attend_matrix(params_, kernels_, rows, source, group, item, partial);
+      if (missing >= 0) fail(group, missing);
+      break;
+    }
     case ItemKind::kPagesFloat:
     case ItemKind::kBf16:
       float_tiles(item, group, rows, source, partial);
       break;
   }
   // The last item of the group merges; acquire pairs with the releases of the others.
-  if (scratch_.pending[item.group].fetch_sub(1, std::memory_order_acq_rel) == 1) merge(group, rows);
+  if (scratch_.pending[item.group].fetch_sub(1, std::memory_order_acq_rel) == 1)
+    merge(group, rows, partial);
 }
 
 // ---- codes as integers ----
@@ -129,7 +138,8 @@ void AttendCall::run_item(std::int64_t index) {
 void AttendCall::pages_integer(const AttendItem& item, const AttendGroup& group,
                                const RequestRows& rows, const TileSource& source,
                                const PartialView& partial) {
-  const int per_pass = params_.arithmetic == Arithmetic::kWide ? kMaxWork / 2 : kMaxWork;
+  const int per_pass =
+      kernels_.decode->max_work / (params_.arithmetic == Arithmetic::kWide ? 2 : 1);
   TileChecks checks;
   for (int first = 0; first < group.rows; first += per_pass) {
     integer_pass(item, group, rows, source, partial, first, std::min(per_pass, group.rows - first),
@@ -143,7 +153,7 @@ int AttendCall::corrupt_scales(const DecodeContext& context, const RequestRows& 
   const int found = kernels_.decode->count_nan_scales(context, source.page_tile(tile));
   // Bytes past the sequence may be anything: there the tile is read again, token by token.
   if (found == 0 || (tile + 1) * kTileTokens <= rows.request().seq_len) return found;
-  return source.load_page_tile(tile, &thread_scratch().tile);
+  return source.load_page_tile(tile, TileSpace::kOriginal, &thread_scratch().tile);
 }
 
 // The rows of integer_pass over a corrupt tile, in floats.
@@ -151,7 +161,7 @@ void AttendCall::corrupt_pass(const TileSource& source, std::int64_t tile,
                               const std::uint64_t* masks, int count, const DecodeState& state,
                               TileCheck* check) {
   ThreadScratch& scratch = thread_scratch();
-  source.load_page_tile(tile, &scratch.tile);
+  source.load_page_tile(tile, TileSpace::kOriginal, &scratch.tile);
   FloatState floats;
   floats.query = scratch.query.data();
   floats.max = state.max;
@@ -186,7 +196,7 @@ void AttendCall::integer_pass(const AttendItem& item, const AttendGroup& group,
   ThreadScratch& scratch = thread_scratch();
   scratch.query.resize(static_cast<std::size_t>(kMaxWork) * head_dim_);
   load_query_rows(params_, rows.request(), group.kv_head, group.first_row + first, count,
-                  scratch.query.data());
+                  params_.sm_scale, scratch.query.data());
   scratch.quads.prepare(*params_.layer, group.kv_head, scratch.query.data(), count,
                         params_.arithmetic == Arithmetic::kWide ? 2 : 1);
   scratch.quads.widen(*kernels_.decode, head_dim_);
@@ -229,7 +239,7 @@ void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group,
   scratch.query.resize(static_cast<std::size_t>(group.rows) * head_dim_);
   scratch.masks.resize(group.rows);
   load_query_rows(params_, rows.request(), group.kv_head, group.first_row, group.rows,
-                  scratch.query.data());
+                  params_.sm_scale, scratch.query.data());
   FloatState state;
   state.query = scratch.query.data();
   state.max = partial.max;
@@ -255,7 +265,7 @@ void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group,
     int corrupt = 0;
     if (pages) {
       if (source.page_tile(tile) == nullptr) return fail(group, tile);
-      corrupt = source.load_page_tile(tile, &scratch.tile);
+      corrupt = source.load_page_tile(tile, TileSpace::kOriginal, &scratch.tile);
     } else {
       source.load_bf16_tile(tile, available, &scratch.tile);
     }
@@ -269,7 +279,23 @@ void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group,
 
 // ---- merge ----
 
-void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
+// The same as merge for one item, without the copy.
+void AttendCall::store_single(const AttendGroup& group, const RequestRows& rows,
+                              const PartialView& part) {
+  for (int r = 0; r < group.rows; ++r) {
+    const std::int64_t row = group.first_row + r;
+    const int head = group.kv_head * rows.group_size() + static_cast<int>(row % rows.group_size());
+    const float sink = params_.attn_sink == nullptr ? -kInfinity : params_.attn_sink[head];
+    const float max = std::max(part.max[r], sink);
+    const float weight = max == -kInfinity ? 0.0F : std::exp(part.max[r] - max);
+    const float sum = max == -kInfinity ? 0.0F : part.sum[r] * weight + std::exp(sink - max);
+    store_result(rows, row, head, part.out + static_cast<std::int64_t>(r) * head_dim_, weight, max,
+                 sum);
+  }
+}
+
+void AttendCall::merge(const AttendGroup& group, const RequestRows& rows, const PartialView& last) {
+  if (group.num_items == 1) return store_single(group, rows, last);
   ThreadScratch& scratch = thread_scratch();
   scratch.merged.resize(head_dim_);
   for (int r = 0; r < group.rows; ++r) {
@@ -277,39 +303,37 @@ void AttendCall::merge(const AttendGroup& group, const RequestRows& rows) {
     const int head = group.kv_head * rows.group_size() + static_cast<int>(row % rows.group_size());
     float max = params_.attn_sink == nullptr ? -kInfinity : params_.attn_sink[head];
     for (int i = 0; i < group.num_items; ++i) {
-      max =
-          std::max(max, scratch_.partial(scratch_.items[group.first_item + i], group.rows).max[r]);
+      max = std::max(
+          max, scratch_.partial(scratch_.items[group.first_item + i], head_dim_, nullptr).max[r]);
     }
     float sum = params_.attn_sink == nullptr || max == -kInfinity
                     ? 0.0F
                     : std::exp(params_.attn_sink[head] - max);
     std::fill(scratch.merged.begin(), scratch.merged.end(), 0.0F);
     for (int i = 0; i < group.num_items; ++i) {
-      const PartialView part = scratch_.partial(scratch_.items[group.first_item + i], group.rows);
+      const PartialView part =
+          scratch_.partial(scratch_.items[group.first_item + i], head_dim_, nullptr);
       if (part.max[r] == -kInfinity) continue;
       const float weight = std::exp(part.max[r] - max);
       sum += weight * part.sum[r];
       const float* in = part.out + static_cast<std::int64_t>(r) * head_dim_;
       for (int d = 0; d < head_dim_; ++d) scratch.merged[d] += weight * in[d];
     }
-    store_result(rows, row, head, scratch.merged.data(), max, sum);
+    store_result(rows, row, head, scratch.merged.data(), 1.0F, max, sum);
   }
 }
 
 // A query that is not finite must show: integer arithmetic and maxima would make a number of it. A
 // row before the sequence's first token is empty, whatever a learned sink would add.
 void AttendCall::store_result(const RequestRows& rows, std::int64_t row, int head, const float* out,
-                              float max, float sum) {
+                              float weight, float max, float sum) {
   const std::int64_t token = row / rows.group_size();
   const std::int64_t tensor_row = rows.request().query_begin + token;
-  ThreadScratch& scratch = thread_scratch();
-  scratch.query.resize(std::max(scratch.query.size(), static_cast<std::size_t>(head_dim_)));
-  load_row(params_.query, tensor_row, head, head_dim_, scratch.query.data());
   const bool sees = rows.chunk_begin() + token >= 0;
   const bool empty = sum == 0.0F || !sees;
-  float scale = empty ? 0.0F : 1.0F / sum;
+  float scale = empty ? 0.0F : weight / sum;
   float lse = empty ? -kInfinity : max + std::log(sum);
-  if (sees && !all_finite(scratch.query.data(), head_dim_)) {
+  if (sees && !row_is_finite(params_.query, tensor_row, head, head_dim_)) {
     scale = lse = std::numeric_limits<float>::quiet_NaN();
   }
   store_row(params_, tensor_row, head, out, scale);
@@ -337,7 +361,7 @@ void AttendScratchPool::give(std::unique_ptr<AttendScratch> scratch) {
 Status cpu_attend(const AttendParams& params, const AttendKernels& kernels,
                   const ParallelFor& parallel, AttendScratchPool& pool) {
   std::unique_ptr<AttendScratch> scratch = pool.take();
-  scratch->divide(params);
+  scratch->divide(params, kernels.matrix != nullptr);
   AttendCall call(params, kernels, *scratch);
   parallel(static_cast<std::int64_t>(scratch->items.size()),
            [&call](std::int64_t item, int) { call.run_item(item); });

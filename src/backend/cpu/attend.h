@@ -10,6 +10,7 @@
 #include "backend/cpu/decode_kernels.h"
 #include "backend/cpu/dequantize_kernels.h"
 #include "backend/cpu/float_kernels.h"
+#include "backend/cpu/matrix_kernels.h"
 #include "backend/cpu/thread_pool.h"
 #include "bitdecoding/attend.h"
 
@@ -19,6 +20,7 @@ struct AttendKernels {
   const DecodeKernels* decode = nullptr;
   const DequantizeKernels* dequantize = nullptr;
   const FloatKernels* tile = nullptr;
+  const MatrixKernels* matrix = nullptr;  // null: long chunks are attended to in floats
 };
 
 // Memory of one call, kept between calls.

@@ -103,7 +103,7 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
   for (int first = 0; first < group.rows; first += kFloatRows) {
     const int count = std::min(kFloatRows, group.rows - first);
     load_query_rows(params, rows.request(), group.kv_head, group.first_row + first, count,
-                    query.data());
+                    params.sm_scale, query.data());
     quantize_queries(params, group.kv_head, count, query.data(), offset.data());
     FloatState state;
     state.query = query.data();
@@ -126,7 +126,7 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
       }
       if (any == 0) continue;
       if (source.page_tile(tile) == nullptr) return tile;
-      const int invalid = source.load_page_tile(tile, &buffer);
+      const int invalid = source.load_page_tile(tile, TileSpace::kOriginal, &buffer);
       if (invalid > 0) corrupt.push_back({tile, invalid, CorruptTile(&buffer, head_dim)});
       used[t] = true;
       kernels.tile->scores({buffer.key, buffer.value, nullptr}, state,
@@ -151,7 +151,7 @@ std::int64_t attend_pages_fp4(const AttendParams& params, const AttendKernels& k
     }
     for (std::int64_t t = 0; t < tiles; ++t) {
       if (!used[t]) continue;
-      const int invalid = source.load_page_tile(item.tile_begin + t, &buffer);
+      const int invalid = source.load_page_tile(item.tile_begin + t, TileSpace::kOriginal, &buffer);
       if (invalid > 0) [[maybe_unused]]
         const CorruptTile taken_out(&buffer, head_dim);
       kernels.tile->accumulate({buffer.key, buffer.value, nullptr}, state,

@@ -51,8 +51,8 @@ class CpuBackend final : public Backend {
  public:
   CpuBackend(const cpu::Isa& isa, const BackendOptions& options, int num_threads)
       : isa_(isa),
-        attend_kernels_{cpu::decode_kernels(isa.target), cpu::dequantize_kernels(isa.target),
-                        cpu::float_kernels(isa.target)},
+        attend_kernels_{cpu::decode_kernels(isa.decode_target), cpu::dequantize_kernels(isa.target),
+                        cpu::float_kernels(isa.target), isa.matrix ? cpu::amx_kernels() : nullptr},
         write_kernels_(cpu::write_kernels(isa.target)),
         threads_(options.parallel_for ? 1 : num_threads),
         num_threads_(num_threads) {

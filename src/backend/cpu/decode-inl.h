@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention over one tile of kQuad pages, per-target: scores, softmax over the tile, values.
 //
-// The products (decode_pairs-inl.h) are integer. With two terms the high one counts 128 times.
+// The products (decode_dots-inl.h where the target multiplies four bytes at a time, else
+// decode_pairs-inl.h) are integer. With two terms the high one counts 128 times.
 // Probabilities are integers 0..127 (0..16383) relative to the tile's own maximum.
 #if defined(BITDECODING_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef BITDECODING_CPU_DECODE_INL_H_
@@ -12,7 +13,9 @@
 
 #include <cstring>
 #include <limits>
+#include <utility>
 
+#include "backend/cpu/decode_dots-inl.h"
 #include "backend/cpu/decode_kernels.h"
 #include "backend/cpu/decode_pairs-inl.h"
 #include "numeric/e4m3.h"
@@ -155,8 +158,9 @@ HWY_INLINE RowWeights<R> update_state(const DecodeContext& context, const float*
                                       const DecodeState& state) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const DF df;
-  // Exponents of keep[0..3] and of the tile's weight [4..7], in one or two vectors.
-  alignas(64) float change[kLanes > 8 ? kLanes : 8] = {};
+  // Exponents of keep[0..] and of the tile's weight [kTargetWork..], in one vector or more.
+  constexpr int kChanges = kLanes > 2 * kTargetWork ? kLanes : 2 * kTargetWork;
+  alignas(64) float change[kChanges] = {};
   float new_max[R];
   for (int r = 0; r < R; ++r) {
     const float tile_max = top[r] * kLn2;
@@ -164,9 +168,9 @@ HWY_INLINE RowWeights<R> update_state(const DecodeContext& context, const float*
     new_max[r] = old_max > tile_max ? old_max : tile_max;
     if (new_max[r] == -kInfinity) continue;
     change[r] = old_max - new_max[r];
-    change[4 + r] = tile_max - new_max[r];
+    change[kTargetWork + r] = tile_max - new_max[r];
   }
-  for (int i = 0; i < 8; i += kLanes) {
+  for (int i = 0; i < kChanges; i += kLanes) {
     hn::Store(exp_non_positive(hn::Load(df, change + i)), df, change + i);
   }
   RowWeights<R> rows;
@@ -177,7 +181,7 @@ HWY_INLINE RowWeights<R> update_state(const DecodeContext& context, const float*
       total *= kTermWeight;
       for (int i = 0; i < 8; ++i) total += sums[8 * (r * kTerms + 1) + i];
     }
-    const float tile_weight = change[4 + r] / kLevels<kTerms>;
+    const float tile_weight = change[kTargetWork + r] / kLevels<kTerms>;
     rows.keep[r] = change[r];
     rows.weight[r] = tile_weight * context.value_unit;
     state.sum[r] =
@@ -185,51 +189,6 @@ HWY_INLINE RowWeights<R> update_state(const DecodeContext& context, const float*
     state.max[r] = new_max[r];
   }
   return rows;
-}
-
-template <int R, int kTerms, bool kMx>
-HWY_INLINE void tile_scores(const DecodeContext& context, const DecodeQuery& query,
-                            const DecodeTile& tile, float* HWY_RESTRICT sums) {
-  const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
-  const int stride = 4 * layout::key_column_blocks(context.head_dim);
-  const int blocks = (context.head_dim + 31) / 32 * 2;
-  alignas(64) std::int32_t scales[4 * kMaxHeadDim / 2];
-  alignas(64) float units[kTileTokens];
-  make_scales<kTerms, kMx>(tile.tile + parts.key_scales, 4, blocks, stride, scales, units);
-  alignas(64) std::uint8_t own[kMaxHeadDim / 32 * R * kTerms * kWideBytes];
-  const std::uint8_t* wide = query.wide;
-  if (wide == nullptr) {
-    widen_query(context.head_dim, query, own);
-    wide = own;
-  }
-  const std::uint8_t* ahead = tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.key_codes;
-  multiply_fragments<R, kTerms, false>({tile.tile + parts.key_codes, scales, units, wide, ahead, 4,
-                                        blocks, stride, sums, kTileTokens, nullptr, nullptr});
-}
-
-// out[r] = out[r] * keep[r] + weight[r] * (P . V) for R rows; `value_scales` is the tile's own or a
-// copy with the blocks that the rows do not see set to 0.
-template <int R, int kTerms, bool kMx>
-HWY_INLINE void tile_values(const DecodeContext& context, const DecodeTile& tile,
-                            const std::uint8_t* HWY_RESTRICT value_scales,
-                            const std::uint8_t* HWY_RESTRICT levels,
-                            const std::uint64_t* HWY_RESTRICT level_sums, const float* keep,
-                            const float* weight, float* HWY_RESTRICT out) {
-  constexpr int kWork = R * kTerms;
-  const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
-  alignas(64) std::int32_t scales[4 * kMaxHeadDim / 2];
-  alignas(64) float units[kMaxHeadDim];
-  const int groups = layout::value_dim_groups(context.head_dim);
-  make_scales<kTerms, kMx>(value_scales, groups, 4, 4, scales, units);
-  alignas(64) std::uint8_t wide[2 * kWork * kWideBytes];
-  for (int w = 0; w < kWork; ++w) {
-    widen_levels(levels + 64 * w, level_sums + 8 * w, wide + w * kWideBytes,
-                 std::int64_t{kWork} * kWideBytes);
-  }
-  const std::uint8_t* ahead =
-      tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.value_codes;
-  multiply_fragments<R, kTerms, true>({tile.tile + parts.value_codes, scales, units, wide, ahead,
-                                       groups, 4, 4, out, context.head_dim, keep, weight});
 }
 
 // Values of a tile that one row sees in part. Scales of value blocks that it does not see may be
@@ -288,24 +247,24 @@ void decode_tile(const DecodeContext& context, const DecodeQuery& query, const D
   }
 }
 
-// Bytes of the query's broadcast form.
-inline std::int64_t wide_query_bytes(int head_dim, int work) {
-  return std::int64_t{2} * layout::key_column_blocks(head_dim) * work * kWideBytes;
+struct TileTable {
+  decltype(DecodeKernels::tile) tile[kTargetWork];
+};
+template <int kCount>
+using Rows = std::make_integer_sequence<int, kCount>;
+template <int kTerms, bool kMx, int... kRow>
+constexpr TileTable tile_table(std::integer_sequence<int, kRow...>) {
+  return {{decode_tile<kRow + 1, kTerms, kMx>...}};
 }
 
 inline void decode_tile_any(const DecodeContext& context, const DecodeQuery& query,
                             const DecodeTile& tile, const DecodeState& state) {
-  using Tile =
-      void (*)(const DecodeContext&, const DecodeQuery&, const DecodeTile&, const DecodeState&);
-  static constexpr Tile kInt8[2][4] = {{decode_tile<1, 1, false>, decode_tile<2, 1, false>,
-                                        decode_tile<3, 1, false>, decode_tile<4, 1, false>},
-                                       {decode_tile<1, 1, true>, decode_tile<2, 1, true>,
-                                        decode_tile<3, 1, true>, decode_tile<4, 1, true>}};
-  static constexpr Tile kWide[2][2] = {{decode_tile<1, 2, false>, decode_tile<2, 2, false>},
-                                       {decode_tile<1, 2, true>, decode_tile<2, 2, true>}};
+  static constexpr TileTable kInt8[2] = {tile_table<1, false>(Rows<kTargetWork>()),
+                                         tile_table<1, true>(Rows<kTargetWork>())};
+  static constexpr TileTable kWide[2] = {tile_table<2, false>(Rows<kTargetWork / 2>()),
+                                         tile_table<2, true>(Rows<kTargetWork / 2>())};
   const int mx = context.format == Format::kMxfp4 ? 1 : 0;
-  (query.terms == 1 ? kInt8[mx][query.rows - 1] : kWide[mx][query.rows - 1])(context, query, tile,
-                                                                             state);
+  (query.terms == 1 ? kInt8 : kWide)[mx].tile[query.rows - 1](context, query, tile, state);
 }
 
 // Every tile is asked, so the answer "none" is quick: NaN is the largest code of its format, and
@@ -337,8 +296,8 @@ inline int count_nan_scales(const DecodeContext& context, const std::uint8_t* ti
 }
 
 inline const DecodeKernels* get_decode_kernels() {
-  static constexpr DecodeKernels kKernels = {decode_tile_any, count_nan_scales, wide_query_bytes,
-                                             widen_query};
+  static constexpr DecodeKernels kKernels = {kTargetWork, decode_tile_any, count_nan_scales,
+                                             wide_query_bytes, widen_query};
   return &kKernels;
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/decode_kernels.h"
 
+// VPDPBUSD is worth a target of its own here.
+#define BITDECODING_CPU_WITH_DOTS
 #include "backend/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -13,12 +13,12 @@
 
 namespace bitdecoding::cpu {
 
-inline constexpr int kMaxWork = 4;  // rows times terms in one pass: what fits the registers
+inline constexpr int kMaxWork = 8;  // DecodeKernels::max_work of any target
 
 // Query rows, made ready once and used for every tile. "work" w = row * terms + term.
 struct DecodeQuery {
-  int rows = 0;   // 1..4
-  int terms = 0;  // 1: int8; 2: `wide`, 14 bits and a sign. rows * terms <= kMaxWork
+  int rows = 0;
+  int terms = 0;  // 1: int8; 2: `wide`, 14 bits and a sign. rows * terms <= max_work
   const std::int32_t* quads = nullptr;  // [key_column_blocks * 16][work] four int8 each
   const std::int32_t* bias = nullptr;   // [key_column_blocks * 4][work] low int16: -12 * sum(q)
   const float* scale = nullptr;   // [rows] of the integers, everything that is constant included
@@ -51,6 +51,7 @@ struct DecodeContext {
 };
 
 struct DecodeKernels {
+  int max_work;  // rows times terms in one pass
   void (*tile)(const DecodeContext&, const DecodeQuery&, const DecodeTile&, const DecodeState&);
   // Scale bytes of the tile that are NaN.
   int (*count_nan_scales)(const DecodeContext&, const std::uint8_t* tile);

@@ -30,9 +30,12 @@
 #include "backend/cpu/ops-inl.h"
 #include "page/layout.h"
 
+#if HWY_TARGET != HWY_AVX3_DL
 HWY_BEFORE_NAMESPACE();
 namespace bitdecoding::cpu::HWY_NAMESPACE {
 
+// Rows times terms of one pass: what fits the registers.
+inline constexpr int kTargetWork = 4;
 // With two terms the high one counts this often.
 inline constexpr int kTermWeight = 128;
 // Vectors of two blocks of one row of bytes: the bias and eight pairs of columns.
@@ -343,7 +346,61 @@ HWY_INLINE void widen_levels(const std::uint8_t* HWY_RESTRICT levels,
   }
 }
 
+// ---- the two products of a tile
+// ------------------------------------------------------------------
+
+// Bytes of the query's broadcast form.
+inline std::int64_t wide_query_bytes(int head_dim, int work) {
+  return std::int64_t{2} * layout::key_column_blocks(head_dim) * work * kWideBytes;
+}
+
+template <int R, int kTerms, bool kMx>
+HWY_INLINE void tile_scores(const DecodeContext& context, const DecodeQuery& query,
+                            const DecodeTile& tile, float* HWY_RESTRICT sums) {
+  const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
+  const int stride = 4 * layout::key_column_blocks(context.head_dim);
+  const int blocks = (context.head_dim + 31) / 32 * 2;
+  alignas(64) std::int32_t scales[4 * kMaxHeadDim / 2];
+  alignas(64) float units[kTileTokens];
+  make_scales<kTerms, kMx>(tile.tile + parts.key_scales, 4, blocks, stride, scales, units);
+  alignas(64) std::uint8_t own[kMaxHeadDim / 32 * R * kTerms * kWideBytes];
+  const std::uint8_t* wide = query.wide;
+  if (wide == nullptr) {
+    widen_query(context.head_dim, query, own);
+    wide = own;
+  }
+  const std::uint8_t* ahead = tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.key_codes;
+  multiply_fragments<R, kTerms, false>({tile.tile + parts.key_codes, scales, units, wide, ahead, 4,
+                                        blocks, stride, sums, kTileTokens, nullptr, nullptr});
+}
+
+// out[r] = out[r] * keep[r] + weight[r] * (P . V) for R rows; `value_scales` is the tile's own or a
+// copy with the blocks that the rows do not see set to 0.
+template <int R, int kTerms, bool kMx>
+HWY_INLINE void tile_values(const DecodeContext& context, const DecodeTile& tile,
+                            const std::uint8_t* HWY_RESTRICT value_scales,
+                            const std::uint8_t* HWY_RESTRICT levels,
+                            const std::uint64_t* HWY_RESTRICT level_sums, const float* keep,
+                            const float* weight, float* HWY_RESTRICT out) {
+  constexpr int kWork = R * kTerms;
+  const layout::TileParts parts = layout::tile_parts(context.format, context.head_dim);
+  alignas(64) std::int32_t scales[4 * kMaxHeadDim / 2];
+  alignas(64) float units[kMaxHeadDim];
+  const int groups = layout::value_dim_groups(context.head_dim);
+  make_scales<kTerms, kMx>(value_scales, groups, 4, 4, scales, units);
+  alignas(64) std::uint8_t wide[2 * kWork * kWideBytes];
+  for (int w = 0; w < kWork; ++w) {
+    widen_levels(levels + 64 * w, level_sums + 8 * w, wide + w * kWideBytes,
+                 std::int64_t{kWork} * kWideBytes);
+  }
+  const std::uint8_t* ahead =
+      tile.prefetch == nullptr ? nullptr : tile.prefetch + parts.value_codes;
+  multiply_fragments<R, kTerms, true>({tile.tile + parts.value_codes, scales, units, wide, ahead,
+                                       groups, 4, 4, out, context.head_dim, keep, weight});
+}
+
 }  // namespace bitdecoding::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+#endif
 
 #endif  // per-target include guard

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "backend/cpu/float_kernels.h"
+#include "backend/cpu/lanes-inl.h"
 #include "backend/cpu/ops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -190,9 +191,31 @@ inline void bf16_to_float(const std::uint16_t* HWY_RESTRICT in, float* HWY_RESTR
   }
 }
 
+inline void clean(float* x, int n) {
+  const DI32 di32;
+  const DF df;
+  // Magnitudes that BF16 rounds to infinity, infinity and NaN.
+  const VI32 magnitude = hn::Set(di32, 0x7FFFFFFF);
+  const VI32 largest = hn::Set(di32, 0x7F7F7FFF);
+  for (int i = 0; i < n; i += kLanes) {
+    const VF v = hn::LoadU(df, x + i);
+    const auto lost = hn::Gt(hn::And(hn::BitCast(di32, v), magnitude), largest);
+    hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(df, lost), v), df, x + i);
+  }
+}
+
+inline void transpose_keys(const float* HWY_RESTRICT rows, int head_dim, float* HWY_RESTRICT key) {
+  for (int dim = 0; dim < head_dim; dim += kBlockLanes) {
+    for (int token = 0; token < 64; token += kBlockLanes) {
+      transpose_square(rows + std::int64_t{token} * head_dim + dim, head_dim,
+                       key + std::int64_t{dim} * 64 + token, 64);
+    }
+  }
+}
+
 inline const FloatKernels* get_float_kernels() {
-  static constexpr FloatKernels kKernels = {float_tile, float_scores, float_accumulate,
-                                            bf16_to_float};
+  static constexpr FloatKernels kKernels = {float_tile,    float_scores, float_accumulate,
+                                            bf16_to_float, clean,        transpose_keys};
   return &kKernels;
 }
 

@@ -38,9 +38,11 @@ struct FloatKernels {
   void (*scores)(const FloatTile&, const FloatState&, float* scores, std::int64_t stride);
   void (*accumulate)(const FloatTile&, const FloatState&, const float* probabilities,
                      std::int64_t stride);
-  // BF16 or float rows into a tile: key rows are transposed into column `token` of key, value rows
-  // copied.
   void (*bf16_to_float)(const std::uint16_t* in, float* out, int n);
+  // attendable() of each.
+  void (*clean)(float* x, int n);
+  // rows[64][head_dim] -> key[head_dim][64].
+  void (*transpose_keys)(const float* rows, int head_dim, float* key);
 };
 
 const FloatKernels* float_kernels(std::int64_t target);

@@ -26,7 +26,7 @@ Status cpu_gather(const AttendParams& params, const AttendKernels& kernels, int 
               fmt::format("request {}: the block table has no page of the cache for position {}",
                           request, position)};
     }
-    count_corrupt(params, source.load_page_tile(tile, buffer.get()));
+    count_corrupt(params, source.load_page_tile(tile, TileSpace::kOriginal, buffer.get()));
     for (; position < tile_end; ++position) {
       const std::int64_t token = position % kTileTokens;
       float* k = key + (position - begin) * head_dim;

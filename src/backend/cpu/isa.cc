@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "backend/cpu/matrix_kernels.h"
+#define BITDECODING_CPU_WITH_DOTS
 #include "backend/cpu/targets.h"
 // After targets.h, which decides what Highway may compile.
 #include <hwy/highway.h>
@@ -11,23 +13,29 @@ namespace bitdecoding::cpu {
 
 std::vector<Isa> supported_isas() {
   static constexpr Isa kCompiled[] = {
+#if (HWY_TARGETS & HWY_AVX3) && (HWY_TARGETS & HWY_AVX3_DL)
+    {"AMX", HWY_AVX3, HWY_AVX3_DL, true},
+    {"AVX3_DL", HWY_AVX3, HWY_AVX3_DL, false},
+#endif
 #if HWY_TARGETS & HWY_AVX3
-    {"AVX3", HWY_AVX3},
+    {"AVX3", HWY_AVX3, HWY_AVX3, false},
 #endif
 #if HWY_TARGETS & HWY_AVX2
-    {"AVX2", HWY_AVX2},
+    {"AVX2", HWY_AVX2, HWY_AVX2, false},
 #endif
 #if HWY_TARGETS & HWY_SSSE3
-    {"SSSE3", HWY_SSSE3},
+    {"SSSE3", HWY_SSSE3, HWY_SSSE3, false},
 #endif
 #if HWY_TARGETS & HWY_NEON
-    {"NEON", HWY_NEON},
+    {"NEON", HWY_NEON, HWY_NEON, false},
 #endif
   };
   const std::int64_t machine = hwy::SupportedTargets();
   std::vector<Isa> isas;
   for (const Isa& isa : kCompiled) {
-    if ((isa.target & machine) != 0) isas.push_back(isa);
+    if (((isa.target | isa.decode_target) & ~machine) != 0 || (isa.matrix && !amx_usable()))
+      continue;
+    isas.push_back(isa);
   }
   return isas;
 }

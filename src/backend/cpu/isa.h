@@ -12,8 +12,12 @@
 namespace bitdecoding::cpu {
 
 struct Isa {
-  const char* name;     // Highway's name of the target: "AVX3" (AVX-512), "AVX2", "SSSE3", "NEON"
-  std::int64_t target;  // Highway's target bit
+  // Highway's name of the target: "AVX3_DL" (AVX-512 with VNNI and VBMI), "AVX3" (AVX-512), "AVX2",
+  // "SSSE3", "NEON"; "AMX" is AVX3_DL with the matrix unit.
+  const char* name;
+  std::int64_t target;         // Highway's target bit
+  std::int64_t decode_target;  // the decode kernels'
+  bool matrix;
 };
 
 // Compiled and supported by this machine, best first.

@@ -118,6 +118,21 @@ HWY_INLINE VF load_e8m0(const std::uint8_t* HWY_RESTRICT p) {
   return hn::BitCast(df, hn::Max(bits, hn::Set(du32, 0x00400000U)));
 }
 
+#if HWY_TARGET == HWY_AVX3_DL
+// sum + the dot products of a lane's four unsigned bytes and the four signed bytes at `b`. As text:
+// Highway 1.0.3 gives this target AVX-VNNI, not the AVX-512 form, and only text is sure to
+// broadcast from memory in the instruction itself.
+HWY_INLINE VI32 add_dots(VI32 sum, VU8 a, const void* b) {
+  using Quad = const std::int8_t[4];
+  __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "m"(*static_cast<Quad*>(b)));
+  return sum;
+}
+// table[byte % 64] (VPERMB).
+HWY_INLINE VU8 look_up_bytes(VU8 table, VU8 index) {
+  return VU8{_mm512_permutexvar_epi8(index.raw, table.raw)};
+}
+#endif
+
 // Sixteen-entry byte table for TableLookupBytes: twice the E2M1 value plus `bias`.
 HWY_INLINE VU8 e2m1_table(int bias) {
   alignas(16) std::uint8_t table[16];

@@ -4,6 +4,12 @@
 // here a caller may force one by name, so the choice is made once, explicitly.
 #pragma once
 
+#if HWY_TARGETS & HWY_AVX3_DL
+#define BITDECODING_CASE_AVX3_DL(target, function) \
+  if ((target) == HWY_AVX3_DL) return N_AVX3_DL::function()
+#else
+#define BITDECODING_CASE_AVX3_DL(target, function) (void)0
+#endif
 #if HWY_TARGETS & HWY_AVX3
 #define BITDECODING_CASE_AVX3(target, function) \
   if ((target) == HWY_AVX3) return N_AVX3::function()
@@ -30,6 +36,7 @@
 #endif
 
 #define BITDECODING_PER_TARGET(target, function) \
+  BITDECODING_CASE_AVX3_DL(target, function);    \
   BITDECODING_CASE_AVX3(target, function);       \
   BITDECODING_CASE_AVX2(target, function);       \
   BITDECODING_CASE_NEON(target, function);       \

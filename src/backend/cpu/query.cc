@@ -2,7 +2,9 @@
 #include "backend/cpu/query.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "numeric/bf16.h"
 #include "page/layout.h"
@@ -13,13 +15,59 @@ namespace {
 
 constexpr int kMaxHeadDim = 256;
 
-float dot(const float* a, const float* b, int n) {
-  float sum = 0.0F;
-  for (int i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
+// lrint for |x| < 2^22, without a call.
+int nearest(float x) {
+  constexpr float kMagic = 12582912.0F;  // 1.5 * 2^23 leaves integers in the low bits
+  return std::bit_cast<std::int32_t>(x + kMagic) - std::bit_cast<std::int32_t>(kMagic);
+}
+
+// Whether no exponent is all ones: neither infinity nor NaN.
+template <class Bits>
+bool exponents_below(const Bits* x, int n, Bits all_ones) {
+  int found = 0;
+  for (int i = 0; i < n; ++i) found |= static_cast<int>((x[i] & all_ones) == all_ones);
+  return found == 0;
+}
+
+bool all_finite(const float* x, int n) {
+  int found = 0;
+  for (int i = 0; i < n; ++i) {
+    found |= static_cast<int>((std::bit_cast<std::uint32_t>(x[i]) & 0x7F800000U) == 0x7F800000U);
+  }
+  return found == 0;
 }
 
 }  // namespace
+
+float dot(const float* a, const float* b, int n) {
+  // Chains that a compiler may put side by side.
+  constexpr int kChains = 16;
+  float sums[kChains] = {};
+  int i = 0;
+  for (; i + kChains <= n; i += kChains) {
+    for (int j = 0; j < kChains; ++j) sums[j] += a[i + j] * b[i + j];
+  }
+  for (; i < n; ++i) sums[0] += a[i] * b[i];
+  for (int width = kChains / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) sums[j] += sums[j + width];
+  }
+  return sums[0];
+}
+
+bool row_is_finite(const TensorView& tensor, std::int64_t token, int head, int head_dim) {
+  const std::int64_t index = token * tensor.stride_token + head * tensor.stride_head;
+  switch (tensor.dtype) {
+    case DType::kF32:
+      return all_finite(static_cast<const float*>(tensor.data) + index, head_dim);
+    case DType::kBf16:
+      return exponents_below<std::uint16_t>(static_cast<const std::uint16_t*>(tensor.data) + index,
+                                            head_dim, 0x7F80);
+    case DType::kF16:
+      return exponents_below<std::uint16_t>(static_cast<const std::uint16_t*>(tensor.data) + index,
+                                            head_dim, 0x7C00);
+  }
+  return false;
+}
 
 void load_row(const TensorView& tensor, std::int64_t token, int head, int head_dim, float* out) {
   const std::int64_t index = token * tensor.stride_token + head * tensor.stride_head;
@@ -64,7 +112,7 @@ void store_row(const AttendParams& params, std::int64_t token, int head, const f
 }
 
 void load_query_rows(const AttendParams& params, const RequestPlan& request, int kv_head,
-                     std::int64_t first, int rows, float* out) {
+                     std::int64_t first, int rows, float scale, float* out) {
   const LayerConfig& layer = *params.layer;
   const int group_size = layer.num_q_heads / layer.num_kv_heads;
   const int head_dim = layer.geometry.head_dim;
@@ -73,7 +121,7 @@ void load_query_rows(const AttendParams& params, const RequestPlan& request, int
     float* q = out + std::int64_t{r} * head_dim;
     load_row(params.query, request.query_begin + row / group_size,
              kv_head * group_size + static_cast<int>(row % group_size), head_dim, q);
-    for (int d = 0; d < head_dim; ++d) q[d] *= params.sm_scale;
+    for (int d = 0; d < head_dim; ++d) q[d] *= scale;
   }
 }
 
@@ -104,18 +152,22 @@ void QuadQuery::prepare(const LayerConfig& layer, int kv_head, const float* rows
     const float step = amax > 0.0F ? amax / levels : 1.0F;
     const float inverse = amax > 0.0F ? levels / amax : 0.0F;
     scale_[r] = step * 0.5F * key_unit * scale_unit;  // tables hold twice the value
+    std::int8_t bytes[2][kMaxHeadDim];
     for (int d = 0; d < head_dim; ++d) {
-      const int level = static_cast<int>(std::lrint(q[d] * inverse));
+      const int level = nearest(q[d] * inverse);
       const int high = terms == 1 ? level : (level + kTermWeight / 2) >> 7;
-      const int parts[2] = {high, level - high * kTermWeight};
-      for (int t = 0; t < terms; ++t) {
-        const int w = r * terms + t;
-        const auto byte = static_cast<std::uint32_t>(
-            static_cast<std::uint8_t>(static_cast<std::int8_t>(parts[t])));
-        const std::size_t quad = static_cast<std::size_t>(d / 4) * work + w;
-        quads_[quad] = static_cast<std::int32_t>(static_cast<std::uint32_t>(quads_[quad]) |
-                                                 byte << (8 * (d % 4)));
-        bias_[static_cast<std::size_t>(d / 16) * work + w] -= 12 * parts[t];
+      bytes[0][d] = static_cast<std::int8_t>(high);
+      bytes[1][d] = static_cast<std::int8_t>(level - high * kTermWeight);
+    }
+    for (int t = 0; t < terms; ++t) {
+      const int w = r * terms + t;
+      for (int d = 0; d < head_dim; d += 16) {
+        int sum = 0;
+        for (int i = 0; i < 16; ++i) sum += bytes[t][d + i];
+        bias_[static_cast<std::size_t>(d / 16) * work + w] = -12 * sum;
+      }
+      for (int d = 0; d < head_dim; d += 4) {
+        std::memcpy(&quads_[static_cast<std::size_t>(d / 4) * work + w], bytes[t] + d, 4);
       }
     }
   }

@@ -10,17 +10,20 @@
 
 namespace bitdecoding::cpu {
 
+float dot(const float* a, const float* b, int n);
+
 // One row of a tensor as float, not scaled.
 void load_row(const TensorView& tensor, std::int64_t token, int head, int head_dim, float* out);
+bool row_is_finite(const TensorView& tensor, std::int64_t token, int head, int head_dim);
 // Writes head_dim floats, times `scale`, to row (token, head) of the output.
 void store_row(const AttendParams& params, std::int64_t token, int head, const float* in,
                float scale);
 
-// Rows [first, first + rows) of a request's KV head, each head_dim floats; sm_scale included.
+// Rows [first, first + rows) of a request's KV head, each head_dim floats, times `scale`.
 void load_query_rows(const AttendParams& params, const RequestPlan& request, int kv_head,
-                     std::int64_t first, int rows, float* out);
+                     std::int64_t first, int rows, float scale, float* out);
 
-// The integer form of up to kMaxWork / terms rows for the decode kernel.
+// The integer form of up to max_work / terms rows for the decode kernel.
 class QuadQuery {
  public:
   // rows: head_dim floats each, sm_scale included. Rotates and shifts as the layer says.

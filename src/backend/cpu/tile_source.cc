@@ -10,21 +10,6 @@
 #include "numeric/bf16.h"
 
 namespace bitdecoding::cpu {
-namespace {
-
-void store_key_column(const float* key, int head_dim, int token, FloatTileBuffer* buffer) {
-  for (int d = 0; d < head_dim; ++d) buffer->key[d * kTileTokens + token] = key[d];
-}
-
-// A row of the step as attend sees it: in reproducible mode what a shadow slot would hold.
-void clean_row(float* row, int n, bool round) {
-  for (int d = 0; d < n; ++d) {
-    const float x = attendable(row[d]);
-    row[d] = round ? round_to_bf16(x) : x;
-  }
-}
-
-}  // namespace
 
 const std::uint8_t* TileSource::page_tile(std::int64_t tile) const {
   const PageGeometry& geometry = params_.layer->geometry;
@@ -38,7 +23,7 @@ const std::uint8_t* TileSource::page_tile(std::int64_t tile) const {
          kv_head_ * params_.cache.stride_head + (tile % tiles_per_page) * geometry.tile_bytes;
 }
 
-int TileSource::load_page_tile(std::int64_t tile, FloatTileBuffer* buffer) const {
+int TileSource::load_page_tile(std::int64_t tile, TileSpace space, FloatTileBuffer* buffer) const {
   const LayerConfig& layer = *params_.layer;
   const PageGeometry& geometry = layer.geometry;
   DequantizeArgs args;
@@ -47,34 +32,44 @@ int TileSource::load_page_tile(std::int64_t tile, FloatTileBuffer* buffer) const
   args.tile = page_tile(tile);
   args.valid_tokens = static_cast<int>(
       std::min<std::int64_t>(kTileTokens, rows_.request().seq_len - tile * kTileTokens));
-  args.hadamard = layer.hadamard;
-  args.key_shift = layer.key_shift == nullptr
-                       ? nullptr
-                       : layer.key_shift + static_cast<std::int64_t>(kv_head_) * geometry.head_dim;
-  args.key_outer = layer.key_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.key_outer[kv_head_]);
-  args.value_outer =
-      layer.value_outer == nullptr ? 1.0F : std::ldexp(1.0F, layer.value_outer[kv_head_]);
+  args.hadamard = false;
+  if (space == TileSpace::kOriginal) {
+    args.hadamard = layer.hadamard;
+    if (layer.key_shift != nullptr) {
+      args.key_shift = layer.key_shift + static_cast<std::int64_t>(kv_head_) * geometry.head_dim;
+    }
+    args.key_outer = outer_scale(layer.key_outer, kv_head_);
+    args.value_outer = outer_scale(layer.value_outer, kv_head_);
+  }
   args.key = buffer->key;
   args.value = buffer->value;
   return kernels_.dequantize->tile(args);
 }
 
+// A row of the step as attend sees it: in reproducible mode what a shadow slot would hold.
+void TileSource::load_tensor_row(const TensorView& tensor, std::int64_t row, float* out) const {
+  const int head_dim = params_.layer->geometry.head_dim;
+  if (tensor.dtype == DType::kBf16) {
+    const auto* in = static_cast<const std::uint16_t*>(tensor.data) + row * tensor.stride_token +
+                     kv_head_ * tensor.stride_head;
+    kernels_.tile->bf16_to_float(in, out, head_dim);
+  } else {
+    load_row(tensor, row, kv_head_, head_dim, out);
+  }
+  kernels_.tile->clean(out, head_dim);
+  if (!params_.plan->rule.reproducible) return;
+  for (int d = 0; d < head_dim; ++d) out[d] = round_to_bf16(out[d]);
+}
+
 void TileSource::load_chunk_rows(std::int64_t base, FloatTileBuffer* buffer) const {
   const int head_dim = params_.layer->geometry.head_dim;
   const RequestPlan& request = rows_.request();
-  const bool round = params_.plan->rule.reproducible;
   const std::int64_t begin = std::max(base, rows_.chunk_begin());
   const std::int64_t end = std::min(base + kTileTokens, request.seq_len);
-  float key[kMaxHeadDim];
   for (std::int64_t p = begin; p < end; ++p) {
     const std::int64_t row = request.query_begin + (p - rows_.chunk_begin());
-    const int token = static_cast<int>(p - base);
-    float* value = buffer->value + static_cast<std::int64_t>(token) * head_dim;
-    load_row(params_.key, row, kv_head_, head_dim, key);
-    load_row(params_.value, row, kv_head_, head_dim, value);
-    clean_row(key, head_dim, round);
-    clean_row(value, head_dim, round);
-    store_key_column(key, head_dim, token, buffer);
+    load_tensor_row(params_.key, row, buffer->rows + (p - base) * head_dim);
+    load_tensor_row(params_.value, row, buffer->value + (p - base) * head_dim);
   }
 }
 
@@ -85,11 +80,11 @@ void TileSource::load_bf16_tile(std::int64_t tile, std::uint64_t available,
   const int group_tokens = layer.geometry.group_tokens;
   const std::int64_t base = tile * kTileTokens;
   if (available != ~std::uint64_t{0}) {
-    std::memset(buffer->key, 0, sizeof(float) * static_cast<std::size_t>(head_dim) * kTileTokens);
-    std::memset(buffer->value, 0, sizeof(float) * static_cast<std::size_t>(head_dim) * kTileTokens);
+    const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(head_dim) * kTileTokens;
+    std::memset(buffer->rows, 0, bytes);
+    std::memset(buffer->value, 0, bytes);
   }
   const RequestPlan& request = rows_.request();
-  float key[kMaxHeadDim];
   for (std::int64_t i = 0; i < request.num_spans; ++i) {
     const ShadowSpan& span = request.spans[i];
     const std::int64_t begin = std::max(base, span.begin);
@@ -102,14 +97,12 @@ void TileSource::load_bf16_tile(std::int64_t tile, std::uint64_t available,
       const std::uint16_t* k =
           params_.shadow.rows + (2 * slot_head * group_tokens + row) * head_dim;
       const std::uint16_t* v = k + static_cast<std::int64_t>(group_tokens) * head_dim;
-      const int token = static_cast<int>(p - base);
-      kernels_.tile->bf16_to_float(k, key, head_dim);
-      store_key_column(key, head_dim, token, buffer);
-      kernels_.tile->bf16_to_float(v, buffer->value + static_cast<std::int64_t>(token) * head_dim,
-                                   head_dim);
+      kernels_.tile->bf16_to_float(k, buffer->rows + (p - base) * head_dim, head_dim);
+      kernels_.tile->bf16_to_float(v, buffer->value + (p - base) * head_dim, head_dim);
     }
   }
   if (rows_.reads_chunk()) load_chunk_rows(base, buffer);
+  kernels_.tile->transpose_keys(buffer->rows, head_dim, buffer->key);
 }
 
 }  // namespace bitdecoding::cpu
