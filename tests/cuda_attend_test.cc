@@ -212,6 +212,41 @@ TEST_F(Cuda, LongAndShortTogether) {
   }
 }
 
+// More rows than multiprocessors: blocks take runs of the list, across rows. Fewer: a part of a row
+// each. Both with more requests than a warp looks at together.
+TEST_F(Cuda, ManyRequests) {
+  constexpr int kRequests = 90;
+  for (const Planner planner : {Planner::kHost, Planner::kDevice}) {
+    WorldOptions o;
+    o.head_dim = 128;
+    o.num_pages = 2 * kRequests;
+    o.num_slots = 8 * kRequests;
+    o.max_requests = kRequests;
+    o.order = FragmentOrder::kFp16Mma;
+    World want(o);
+    World got(o);
+    got.backend = std::make_unique<CudaHostBackend>(&got, planner);
+    std::vector<Work> chunks;
+    for (int i = 0; i < kRequests; ++i) {
+      for (World* w : {&want, &got}) w->add_sequence({(2 * i + 90) % 180, (2 * i + 91) % 180});
+      chunks.push_back({i, iota_tokens(static_cast<std::uint32_t>(500 * i), 9 + i * 37 % 100)});
+    }
+    ASSERT_TRUE(want.step(chunks).status.ok());
+    ASSERT_TRUE(got.step(chunks).status.ok());
+    for (const int every : {1, 1, 2, 5}) {
+      std::vector<Work> work;
+      for (int i = 0; i < kRequests; i += every) {
+        work.push_back({i, iota_tokens(static_cast<std::uint32_t>(500 * i + 200 + every), 1)});
+      }
+      const StepResult a = want.step(work);
+      const StepResult b = got.step(work);
+      ASSERT_TRUE(a.status.ok() && b.status.ok()) << a.status.message() << b.status.message();
+      expect_decoded_rows(got, b, a, {kTolerance, kLseTolerance});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // Pages that a GPU wrote are the CPU backend's once they are in its order, and it reads hers.
 TEST_F(Cuda, PagesAreExchangedWithTheCpu) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
