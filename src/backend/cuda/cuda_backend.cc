@@ -269,6 +269,12 @@ Status Backend::attend(const AttendParams& p, const CudaPlan& plan_of, CudaStrea
   const auto view = plan.view(p.window_left);
   if (!view.ok()) return view.status();
   if (view.value().num_requests == 0) return {};
+  if (view.value().num_blocks != device_.multiprocessors) {
+    return invalid(
+        fmt::format("the plan was made on a device of {} multiprocessors, but {} has {}; make it "
+                    "while the backend's device is the current one",
+                    view.value().num_blocks, device_.name, device_.multiprocessors));
+  }
   DecodeArgs args = decode_args(p, plan, view.value());
   if (p.arithmetic == Arithmetic::kFp4) return attend_fp4(p, args, plan, stream);
   args.partials = partials_.get();

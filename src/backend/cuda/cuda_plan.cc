@@ -154,11 +154,16 @@ Status Plan::allocate() {
   also(free_slots_.allocate(std::max(limits_.num_slots, 1), "allocating the shadow directory"));
   also(state_.allocate(1, "allocating the shadow directory"));
   for (std::size_t i = 0; i < limits_.windows.size(); ++i) {
-    also(prefix_[i].allocate(requests + 1, "allocating the plan's work list"));
+    also(prefix_[i].allocate(requests + 2, "allocating the plan's work list"));
   }
   if (!status.ok()) return status;
 
   PlanView& p = args_.plan;
+  int device = 0;
+  also(check(cudaGetDevice(&device), "asking for the device"));
+  also(check(cudaDeviceGetAttribute(&p.num_blocks, cudaDevAttrMultiProcessorCount, device),
+             "asking for multiprocessors"));
+  if (!status.ok()) return status;
   p.unit_stride = unit_stride;
   p.requests = requests_.get();
   p.units = units_.get();
@@ -313,18 +318,6 @@ Status Plan::upload(const StepPlan& plan, CudaStream stream) {
   }
   followed_ = false;
   return to_device.status();
-}
-
-std::vector<std::int32_t> Plan::work_prefix(const std::vector<Request>& requests,
-                                            int window_left) const {
-  std::vector<std::int32_t> prefix = {0};
-  for (const Request& r : requests) {
-    const std::int32_t units = r.query_len > kMaxDecodeQueries ? 0 : units_of(r, window_left);
-    prefix.push_back(prefix.back() +
-                     units * limits_.num_kv_heads *
-                         row_blocks(r.query_len, args_.num_q_per_kv, args_.plan.columns));
-  }
-  return prefix;
 }
 
 Status Plan::forget(std::int64_t page, CudaStream stream) {

@@ -48,7 +48,7 @@ class Plan final : public CudaPlan {
   void set_columns(int max_query_len);
   Status check_step(const StepInput& input, int max_query_len) const;
   Status check_upload(const StepPlan& plan) const;
-  // Where each request's work begins in the flat list; one entry more than requests.
+  // Work::prefix.
   std::vector<std::int32_t> work_prefix(const std::vector<Request>& requests,
                                         int window_left) const;
 

@@ -262,27 +262,59 @@ struct Builder : Slots {
   // Requests that are prefilled elsewhere get no work.
   __device__ void make_work() {
     for (int w = 0; w < a.num_work; ++w) {
-      int done = 0;
-      for (int base = 0; base < a.plan.num_requests; base += kPlanThreads) {
-        const int i = base + static_cast<int>(threadIdx.x);
-        int units = 0;
-        if (i < a.plan.num_requests) {
-          const Request r = a.requests[i];
-          units = r.query_len > kMaxDecodeQueries
-                      ? 0
-                      : units_of(r, a.work[w].window_left) * a.num_kv_heads *
-                            row_blocks(r.query_len, a.num_q_per_kv, a.plan.columns);
-        }
-        int before = 0;
-        int total = 0;
-        Scan(s.scan).ExclusiveSum(units, before, total);
-        __syncthreads();
-        if (i < a.plan.num_requests) a.work[w].prefix[i] = done + before;
-        done += total;
-      }
-      if (threadIdx.x == 0) a.work[w].prefix[a.plan.num_requests] = done;
-      __syncthreads();
+      const Work& work = a.work[w];
+      const int units = sum_up(work, [](int of_row) { return of_row; });
+      const int most = find_most(work, units);
+      if (most > 0) sum_up(work, [&](int of_row) { return parts_of_row(of_row, most); });
+      if (threadIdx.x == 0) work.prefix[a.plan.num_requests + 1] = most;
     }
+  }
+  __device__ int rows_of(const Request& r) const {
+    return a.num_kv_heads * row_blocks(r.query_len, a.num_q_per_kv, a.plan.columns);
+  }
+  // Where each request's share of the list begins; `size` says what a row's units count for.
+  template <class Size>
+  __device__ int sum_up(const Work& work, Size size) {
+    int done = 0;
+    for (int base = 0; base < a.plan.num_requests; base += kPlanThreads) {
+      const int i = base + static_cast<int>(threadIdx.x);
+      int share = 0;
+      if (i < a.plan.num_requests) {
+        const Request r = a.requests[i];
+        share = size(decoded_units(r, work.window_left)) * rows_of(r);
+      }
+      int before = 0;
+      int total = 0;
+      Scan(s.scan).ExclusiveSum(share, before, total);
+      __syncthreads();
+      if (i < a.plan.num_requests) work.prefix[i] = done + before;
+      done += total;
+    }
+    if (threadIdx.x == 0) work.prefix[a.plan.num_requests] = done;
+    __syncthreads();
+    return done;
+  }
+  // The smallest size of parts of which there are not more than blocks; 0 when there is none. A
+  // warp tries one.
+  __device__ int find_most(const Work& work, int units) {
+    if (threadIdx.x == 0) s.most = 0x7FFFFFFF;
+    __syncthreads();
+    static_assert(kPlanThreads / 32 == kMostTries);
+    const int most = most_to_try(units, a.plan.num_blocks, static_cast<int>(threadIdx.x) >> 5);
+    int parts = 0;
+    for (int i = threadIdx.x & 31; i < a.plan.num_requests && most > 0; i += 32) {
+      const Request r = a.requests[i];
+      parts += parts_of_row(decoded_units(r, work.window_left), most) * rows_of(r);
+    }
+    __syncwarp();
+    parts = __reduce_add_sync(0xFFFFFFFFU, parts);
+    if ((threadIdx.x & 31) == 0 && units > 0 && parts <= a.plan.num_blocks) {
+      atomicMin(&s.most, most);
+    }
+    __syncthreads();
+    const int found = s.most;
+    __syncthreads();
+    return found == 0x7FFFFFFF ? 0 : found;
   }
 };
 

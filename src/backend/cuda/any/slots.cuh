@@ -19,6 +19,7 @@ struct Shared {
   Scan::TempStorage scan;
   int histogram[256];
   int need_hard, need_tail, threshold_digit, remaining;
+  int most;
 };
 
 __device__ inline void release_slot(const BuildArgs& a, int slot) {

@@ -31,7 +31,7 @@ struct DecodeArgs {
   std::int32_t window_left = -1;
   DType query_dtype = DType::kBf16, output_dtype = DType::kBf16;
   bool hadamard = true;
-  float* partials = nullptr;         // [grid][2][columns][head_dim + 2]
+  float* partials = nullptr;         // [grid][2][columns][head_dim + kPartialExtra]
   std::int32_t* arrivals = nullptr;  // [rows], zero between launches
 };
 
@@ -52,8 +52,10 @@ struct DecodeLaunch {
 Status launch_decode_sm90(const DecodeShape& shape, const DecodeArgs& args, const DecodeLaunch& on);
 Status launch_decode_sm80(const DecodeShape& shape, const DecodeArgs& args, const DecodeLaunch& on);
 
+// Behind a row's channels: its maximum and its sum; four floats, so that rows are aligned.
+inline constexpr int kPartialExtra = 4;
 constexpr std::int64_t partial_floats(int columns, int head_dim) {
-  return std::int64_t{columns} * (head_dim + 2);
+  return std::int64_t{columns} * (head_dim + kPartialExtra);
 }
 
 }  // namespace bitdecoding::cuda

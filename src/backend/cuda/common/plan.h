@@ -37,12 +37,25 @@ struct Write {
   std::int32_t reserved = 0;
 };
 
-// Work of attend for one value of window_left: requests' shares in a flat list of units (sixteen
-// BF16 rows or one tile of 64 tokens, of one KV head and block of query rows).
+// Work of attend for one value of window_left, a list of rows (a request, KV head and block of
+// query rows) of units (sixteen BF16 rows or one tile of 64 tokens). It is shared in one of two
+// ways. Parts: each row is cut into parts of at most `most` units, and a block takes one part.
+// Runs: each block takes an equal run of units, which may hold the end of one row and the beginning
+// of the next. The second row costs a block as much as kRowCost units: parts are taken where the
+// largest is at most that much larger than an equal run.
 struct Work {
   std::int32_t window_left = -1;
-  std::int32_t* prefix = nullptr;  // [num_requests + 1]
+  // [num_requests + 2]: where each request's parts (or units) begin, their number, and `most`; 0
+  // for runs.
+  std::int32_t* prefix = nullptr;
 };
+inline constexpr int kRowCost = 20;
+// Values of `most` that are tried.
+inline constexpr int kMostTries = 16;
+BD_HOST_DEVICE constexpr int most_to_try(int units, int blocks, int attempt) {
+  return (units + blocks - 1) / blocks + attempt * kRowCost / (kMostTries - 1);
+}
+BD_HOST_DEVICE constexpr int parts_of_row(int units, int most) { return (units + most - 1) / most; }
 
 struct PlanView {
   std::int32_t num_requests = 0;
@@ -54,7 +67,8 @@ struct PlanView {
   const Write* writes = nullptr;
   const std::int32_t* num_writes = nullptr;  // on the device
   std::int32_t max_writes = 0;               // of this step: the grid
-  const std::int32_t* prefix = nullptr;      // of the layer's window
+  const std::int32_t* prefix = nullptr;      // of the layer's window: see Work
+  std::int32_t num_blocks = 0;               // of attend: one a multiprocessor
   unsigned long long* bad_pages = nullptr;
   std::int64_t num_pages = 0;
   std::int32_t page_size = 0, tiles_per_page = 0;
@@ -82,11 +96,16 @@ BD_HOST_DEVICE constexpr int units_of(const Request& r, int window_left) {
   const int n = r.num_units + num_tiles(r, window_left);
   return n == 0 ? 1 : n;
 }
+// Units of a row, and rows, that attend works on: those of longer chunks are prefilled elsewhere.
+BD_HOST_DEVICE constexpr int decoded_units(const Request& r, int window_left) {
+  return r.query_len > kMaxDecodeQueries ? 0 : units_of(r, window_left);
+}
 // Column blocks of eight query rows that a kernel works on at once: larger heads' accumulators fill
 // the registers with one.
 BD_HOST_DEVICE constexpr int most_column_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }
 BD_HOST_DEVICE constexpr int row_blocks(int query_len, int group, int columns) {
-  return (query_len * group + columns - 1) / columns;
+  // One or two column blocks: a shift instead of a division.
+  return (query_len * group + columns - 1) >> (columns == kColumns ? 3 : 4);
 }
 
 // ShadowRule::tail_begin on the device.

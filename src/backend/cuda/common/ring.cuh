@@ -67,6 +67,11 @@ __device__ inline void bulk_copy(std::uint32_t to, const std::uint8_t* from, std
       : "memory");
 }
 
+// The same as far as L2. What is written there later is seen by the copy that follows.
+__device__ inline void bulk_prefetch(const std::uint8_t* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // Shared memory of one warp's ring.
 template <int kEntryBytes, int kEntries>
 struct BulkRing {
@@ -112,31 +117,45 @@ class BulkFeed {
   std::uint32_t parity_ = 0;
 };
 
-// One lane's side of a ring.
+// One lane's side of a ring. The next copy is always known, so that it is issued at once when its
+// entry is free.
 template <class Ring, int kEntries, class Producer>
 class BulkSource {
  public:
-  __device__ BulkSource(Ring& ring, Producer producer) : ring_(ring), producer_(producer) {}
+  __device__ BulkSource(Ring& ring, Producer producer) : ring_(ring), producer_(producer) {
+    prepare();
+  }
 
-  __device__ bool done() const { return producer_.done(); }
+  __device__ bool done() const { return !exists_; }
+  // Asks for the first bytes as far as L2, which may be before the predecessor has ended.
+  __device__ void prefetch() const {
+    if (exists_) bulk_prefetch(copy_.from, static_cast<std::uint32_t>(copy_.bytes));
+  }
   // Whether the next entry may be filled.
   __device__ bool is_free() const {
     return barrier_done(shared_address(&ring_.empty[entry_]), parity_ ^ 1U);
   }
   __device__ void fill() {
-    const auto copy = producer_.next();
-    ring_.unreadable[entry_] = copy.unreadable ? 1U : 0U;
-    bulk_copy(shared_address(ring_.entries[entry_]), copy.from,
-              static_cast<std::uint32_t>(copy.bytes), shared_address(&ring_.full[entry_]));
+    ring_.unreadable[entry_] = copy_.unreadable ? 1U : 0U;
+    bulk_copy(shared_address(ring_.entries[entry_]), copy_.from,
+              static_cast<std::uint32_t>(copy_.bytes), shared_address(&ring_.full[entry_]));
     if (++entry_ == kEntries) {
       entry_ = 0;
       parity_ ^= 1U;
     }
+    prepare();
   }
 
  private:
+  __device__ void prepare() {
+    exists_ = !producer_.done();
+    if (exists_) copy_ = producer_.next();
+  }
+
   Ring& ring_;
   Producer producer_;
+  typename Producer::Copy copy_ = {};
+  bool exists_ = false;
   int entry_ = 0;
   std::uint32_t parity_ = 0;
 };

@@ -14,32 +14,47 @@
 
 namespace bitdecoding::cuda {
 
+// The step's row that query row `index` of a request and KV head belongs to.
+__device__ inline int token_of_row(const DecodeArgs& a, int index) {
+  return static_cast<int>(static_cast<unsigned>(index) / static_cast<unsigned>(a.group));
+}
+
 // Query rows of the block, one a warp at a time: as BF16 terms, and rotated, scaled to FP16.
 template <class T>
 __device__ inline void load_queries(const DecodeArgs& a, SharedStorage<T>& s, const ListRow& row) {
   using Row = LaneRow<T::kHeadDim>;
   const int lane = threadIdx.x & 31;
-  const Request r = a.plan.requests[row.request];
+  const Request& r = row.of;
   for (int i = threadIdx.x >> 5; i < T::kRows; i += T::kWarps) {
     const int index = row.block * T::kRows + i;
-    const int token = index / a.group;
+    const int token = token_of_row(a, index);
     const bool exists = token < r.query_len;
     const int head = row.head * a.group + index - token * a.group;
     const std::int64_t base =
         (r.query_begin + token) * a.query_stride_token + head * a.query_stride_head;
-    Row lanes;
+    Row lanes = {};
+    Row shift = {};
+    if (exists) {
+#pragma unroll
+      for (int part = 0; part < Row::kParts; ++part) {
+        const int dim = Row::dim(part, 0);
+        load_elements(a.query, a.query_dtype, base + dim, lanes.x[part]);
+        if (a.key_shift != nullptr) {
+          load_elements(a.key_shift, DType::kF32, row.head * T::kHeadDim + dim, shift.x[part]);
+        }
+      }
+    }
     float dot = 0.0F;
 #pragma unroll
     for (int part = 0; part < Row::kParts; ++part) {
 #pragma unroll
       for (int e = 0; e < Row::kEach; ++e) {
         const int dim = Row::dim(part, e);
-        const float x = exists ? load_element(a.query, a.query_dtype, base + dim) : 0.0F;
-        if (a.key_shift != nullptr) dot += x * a.key_shift[row.head * T::kHeadDim + dim];
+        const float x = lanes.x[part][e];
+        if (a.key_shift != nullptr) dot += x * shift.x[part][e];
         const __nv_bfloat16 high = __float2bfloat16_rn(x);
         s.row.high[i][dim] = high;
         s.row.low[i][dim] = __float2bfloat16_rn(x - __bfloat162float(high));
-        lanes.x[part][e] = x;
       }
     }
     if (a.hadamard) lanes.rotate();
@@ -81,9 +96,9 @@ __device__ inline void load_queries(const DecodeArgs& a, SharedStorage<T>& s, co
 template <class T>
 __device__ inline void store_pair(const DecodeArgs& a, const ListRow& row, int column, int dim,
                                   float2 value, float maximum, float sum) {
-  const Request& r = a.plan.requests[row.request];
+  const Request& r = row.of;
   const int index = row.block * T::kRows + column;
-  const int token = index / a.group;
+  const int token = token_of_row(a, index);
   if (token >= r.query_len) return;
   const int head = row.head * a.group + index - token * a.group;
   float weight = 0.0F;
@@ -146,89 +161,122 @@ __device__ inline void lay_down(SharedStorage<T>& s, const Accumulators<T>& acc,
   sync_workers<T>();
 }
 
-// Adds the warps' shares up: the finished row, or this block's part of it into the workspace.
+// Adds up what was laid down in the first `slots` places: the finished row, or this block's part of
+// it into the workspace.
 template <class T>
 __device__ inline void store_share(const DecodeArgs& a, const SharedStorage<T>& s,
-                                   const ListRow& row, float* partial, int rows_in_use) {
+                                   const ListRow& row, int slots, float* partial, int rows_in_use) {
   constexpr int kPitch = SharedStorage<T>::kMergePitch;
+  constexpr int kBatch = 4;
   for (int i = threadIdx.x; i < rows_in_use * T::kHeadDim / 2; i += 32 * T::kWarps) {
     const int column = 2 * i / T::kHeadDim;
     const int dim = 2 * i % T::kHeadDim;
     float top = kNoMaximum;
-#pragma unroll
-    for (int w = 0; w < T::kWarps; ++w) top = fmaxf(top, s.maximum[w][column]);
     float sum = 0.0F;
     float2 value = {0.0F, 0.0F};
-#pragma unroll
-    for (int w = 0; w < T::kWarps; ++w) {
-      const float weight = exp2_approx(s.maximum[w][column] - top);
-      const auto x =
-          *reinterpret_cast<const float2*>(&s.merge[(w * rows_in_use + column) * kPitch + dim]);
-      sum += weight * s.sum[w][column];
-      value.x = fmaf(weight, x.x, value.x);
-      value.y = fmaf(weight, x.y, value.y);
-    }
-    if (partial == nullptr) {
-      store_pair<T>(a, row, column, dim, value, top, sum);
-      continue;
-    }
-    float* out = partial + column * (T::kHeadDim + 2);
-    *reinterpret_cast<float2*>(out + dim) = value;
-    if (dim == 0) *reinterpret_cast<float2*>(out + T::kHeadDim) = {top, sum};
-  }
-}
-
-// All parts of a row that several blocks share, by every thread of the last block to arrive.
-template <class T>
-__device__ inline void merge_blocks(const DecodeArgs& a, const ListRow& row, const Shares& shares,
-                                    int rows_in_use) {
-  const int first = shares.of(row.begin);
-  const int parts = shares.of(row.end - 1) - first + 1;
-  const std::int64_t stride = partial_floats(T::kRows, T::kHeadDim);
-  // The row is the last of its first block, and the first of all others.
-  const auto part_of = [&](int k) {
-    return a.partials + (2 * static_cast<std::int64_t>(first + k) + (k == 0 ? 1 : 0)) * stride;
-  };
-  // Weights and values are asked for together, a batch of parts at a time: one memory latency for
-  // up to kBatch parts.
-  constexpr int kBatch = 8;
-  for (int i = threadIdx.x; i < rows_in_use * T::kHeadDim / 2; i += 32 * T::kWarps) {
-    const int column = 2 * i / T::kHeadDim;
-    const int dim = 2 * i % T::kHeadDim;
-    const int at = column * (T::kHeadDim + 2);
-    float top = kNoMaximum;
-    float sum = 0.0F;
-    float2 value = {0.0F, 0.0F};
-    for (int base = 0; base < parts; base += kBatch) {
-      float2 share[kBatch];  // maximum, sum
+#pragma unroll 1
+    for (int base = 0; base < slots; base += kBatch) {
+      float maximum[kBatch];
+      float of[kBatch];
       float2 x[kBatch];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        share[k] = {kNoMaximum, 0.0F};
-        x[k] = {0.0F, 0.0F};
-        if (base + k >= parts) continue;
-        const float* part = part_of(base + k) + at;
-        share[k] = __ldcg(reinterpret_cast<const float2*>(part + T::kHeadDim));
-        x[k] = __ldcg(reinterpret_cast<const float2*>(part + dim));
-      }
       float higher = top;
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) higher = fmaxf(higher, share[k].x);
+      for (int k = 0; k < kBatch; ++k) {
+        const int w = min(base + k, slots - 1);
+        maximum[k] = base + k < slots ? s.maximum[w][column] : kNoMaximum;
+        of[k] = base + k < slots ? s.sum[w][column] : 0.0F;
+        x[k] =
+            *reinterpret_cast<const float2*>(&s.merge[(w * rows_in_use + column) * kPitch + dim]);
+        higher = fmaxf(higher, maximum[k]);
+      }
       const float down = exp2_approx(top - higher);
       sum *= down;
       value.x *= down;
       value.y *= down;
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        const float weight = exp2_approx(share[k].x - higher);
-        sum = fmaf(weight, share[k].y, sum);
+        const float weight = base + k < slots ? exp2_approx(maximum[k] - higher) : 0.0F;
+        sum = fmaf(weight, of[k], sum);
         value.x = fmaf(weight, x[k].x, value.x);
         value.y = fmaf(weight, x[k].y, value.y);
       }
       top = higher;
     }
-    store_pair<T>(a, row, column, dim, value, top, sum);
+    if (partial == nullptr) {
+      store_pair<T>(a, row, column, dim, value, top, sum);
+      continue;
+    }
+    float* out = partial + column * (T::kHeadDim + kPartialExtra);
+    *reinterpret_cast<float2*>(out + dim) = value;
+    if (dim == 0) *reinterpret_cast<float2*>(out + T::kHeadDim) = {top, sum};
   }
+}
+
+// A row's parts that other blocks left in the workspace, where lay_down puts what warps have.
+// Returns the number of places; store_share makes the row of them. A warp adds up 128 channels of
+// every so-many-th part. Short code, since every block's is fetched from far.
+template <class T>
+__device__ inline int gather_parts(const DecodeArgs& a, SharedStorage<T>& s, const ListRow& row,
+                                   int rows_in_use) {
+  constexpr int kPitch = SharedStorage<T>::kMergePitch;
+  constexpr int kBatch = 4;
+  const int warp = threadIdx.x >> 5;
+  const int lane = threadIdx.x & 31;
+  const RowBlocks blocks = blocks_of(row, s.shares);
+  const int items = (rows_in_use * T::kHeadDim + 127) / 128;
+  const int slots = max(divide(T::kWarps, items), 1);
+  const int slot = divide(warp, items);
+  for (int item = warp - slot * items; item < items && slot < slots; item += T::kWarps) {
+    const int column = (128 * item + 4 * lane) / T::kHeadDim;
+    const int dim = (128 * item + 4 * lane) % T::kHeadDim;
+    if (column >= rows_in_use) continue;
+    const float* at = a.partials + 2 * blocks.first * partial_floats(T::kRows, T::kHeadDim) +
+                      column * (T::kHeadDim + kPartialExtra);
+    float top = kNoMaximum;
+    float sum = 0.0F;
+    float4 value = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll 1
+    for (int base = slot; base < blocks.count; base += kBatch * slots) {
+      float2 share[kBatch];  // maximum, sum
+      float4 x[kBatch];
+      float higher = top;
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int k = base + b * slots;
+        share[b] = {kNoMaximum, 0.0F};
+        x[b] = {0.0F, 0.0F, 0.0F, 0.0F};
+        if (k < blocks.count) {
+          // The row is the last of its first block, and the first of all others.
+          const float* part =
+              at + (2 * k + (k == 0 ? 1 : 0)) * partial_floats(T::kRows, T::kHeadDim);
+          x[b] = __ldcg(reinterpret_cast<const float4*>(part + dim));
+          share[b] = __ldcg(reinterpret_cast<const float2*>(part + T::kHeadDim));
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) higher = fmaxf(higher, share[b].x);
+      const float down = exp2_approx(top - higher);
+      sum *= down;
+      value = {value.x * down, value.y * down, value.z * down, value.w * down};
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const float weight = exp2_approx(share[b].x - higher);
+        sum = fmaf(weight, share[b].y, sum);
+        value.x = fmaf(weight, x[b].x, value.x);
+        value.y = fmaf(weight, x[b].y, value.y);
+        value.z = fmaf(weight, x[b].z, value.z);
+        value.w = fmaf(weight, x[b].w, value.w);
+      }
+      top = higher;
+    }
+    *reinterpret_cast<float4*>(s.merge + (slot * rows_in_use + column) * kPitch + dim) = value;
+    if (dim == 0) {
+      s.maximum[slot][column] = top;
+      s.sum[slot][column] = sum;
+    }
+  }
+  sync_workers<T>();
+  return slots;
 }
 
 }  // namespace bitdecoding::cuda

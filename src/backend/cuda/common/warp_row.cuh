@@ -69,34 +69,52 @@ struct ColumnRule {
 template <class T>
 class WarpRow {
  public:
-  // Finds the plain tiles; what it loads is on its way while queries are loaded.
+  // Asks for the first spans: they arrive while queries are loaded.
   __device__ WarpRow(const DecodeArgs& a, SharedStorage<T>& s, const ListRow& row)
       : a_(a), s_(s), row_(row), lane_(threadIdx.x & 31), g_(lane_ >> 2), t_(lane_ & 3) {
-    const Request r = a.plan.requests[row.request];
     spans_ = a.plan.units + static_cast<std::int64_t>(row.request) * a.plan.unit_stride;
-    const int first_query = r.seq_len - r.query_len;
-    // Tiles in [plain_begin_, plain_end_) are seen whole by every column and hold no BF16 position.
-    plain_begin_ = a.window_left < 0 ? 0 : max(r.seq_len - 1 - a.window_left, 0);
-    plain_end_ = first_query + 1;
-    // Spans in the first quarter of the sequence push the beginning, others the end: tiles between
-    // a sink and a tail are what is to be found fast; a tile taken for a border tile costs little.
-    const int middle = r.seq_len / 4;
-    for (int base = 0; base < row.num_units; base += 32) {
-      if (base + lane_ >= row.num_units) break;
-      const ShadowUnit u = spans_[base + lane_];
-      if (u.begin < middle) {
-        plain_begin_ = max(plain_begin_, u.end);
-      } else {
-        plain_end_ = min(plain_end_, u.begin);
-      }
-    }
-    __syncwarp();
-    plain_begin_ = __reduce_max_sync(0xFFFFFFFFU, plain_begin_);
-    plain_end_ = __reduce_min_sync(0xFFFFFFFFU, plain_end_);
+    if (lane_ < row.of.num_units) span_ = {spans_[lane_].begin, spans_[lane_].end};
     acc.clear();
   }
 
   // After load_queries and a barrier.
+  __device__ void begin() {
+    find_plain_tiles();
+    take_queries();
+  }
+
+  // One tile: K at `keys` now, V when `values()` returns.
+  template <class Values>
+  __device__ void tile(int tile, bool readable, const std::uint8_t* keys, Values values);
+  template <class Values>
+  __device__ void shadow(int index, const std::uint8_t* keys, Values values);
+
+  Accumulators<T> acc;
+
+ private:
+  __device__ void find_plain_tiles() {
+    const Request& r = row_.of;
+    const int first_query = r.seq_len - r.query_len;
+    // Tiles in [plain_begin_, plain_end_) are seen whole by every column and hold no BF16 position.
+    plain_begin_ = a_.window_left < 0 ? 0 : max(r.seq_len - 1 - a_.window_left, 0);
+    plain_end_ = first_query + 1;
+    // Spans in the first quarter of the sequence push the beginning, others the end: tiles between
+    // a sink and a tail are what is to be found fast; a tile taken for a border tile costs little.
+    const int middle = r.seq_len / 4;
+    const auto exclude = [&](std::int32_t begin, std::int32_t end) {
+      if (begin < middle) {
+        plain_begin_ = max(plain_begin_, end);
+      } else {
+        plain_end_ = min(plain_end_, begin);
+      }
+    };
+    if (lane_ < r.num_units) exclude(span_.x, span_.y);
+    for (int i = 32 + lane_; i < r.num_units; i += 32) exclude(spans_[i].begin, spans_[i].end);
+    __syncwarp();
+    plain_begin_ = __reduce_max_sync(0xFFFFFFFFU, plain_begin_);
+    plain_end_ = __reduce_min_sync(0xFFFFFFFFU, plain_end_);
+  }
+
   __device__ void take_queries() {
 #pragma unroll
     for (int n = 0; n < T::kColumnBlocks; ++n) {
@@ -115,15 +133,6 @@ class WarpRow {
     }
   }
 
-  // One tile: K at `keys` now, V when `values()` returns.
-  template <class Values>
-  __device__ void tile(int tile, bool readable, const std::uint8_t* keys, Values values);
-  template <class Values>
-  __device__ void shadow(int index, const std::uint8_t* keys, Values values);
-
-  Accumulators<T> acc;
-
- private:
   __device__ ColumnRule rule_of(int column) const {
     ColumnRule rule;
     const int q = s_.row.position[column];
@@ -144,7 +153,7 @@ class WarpRow {
   // Positions of the tile that lie in a shadow span.
   __device__ std::uint64_t spans_of(int begin) const {
     std::uint64_t mask = 0;
-    for (int i = lane_; i < row_.num_units; i += 32) {
+    for (int i = lane_; i < row_.of.num_units; i += 32) {
       const ShadowUnit u = spans_[i];
       const int low = max(u.begin - begin, 0);
       const int high = min(u.end - begin, kTileTokens);
@@ -177,14 +186,17 @@ class WarpRow {
     }
   }
 
-  // One column block's queries stay in registers; two would push accumulators out.
-  static constexpr int kHeldSteps = T::kColumnBlocks == 1 ? 4 * T::kKeyBlocks : 0;
+  // Of one column block and up to 128 channels queries stay in registers; more would push
+  // accumulators out.
+  static constexpr int kHeldSteps =
+      T::kColumnBlocks == 1 && T::kHeadDim <= 128 ? 4 * T::kKeyBlocks : 0;
 
   const DecodeArgs& a_;
   SharedStorage<T>& s_;
   const ListRow& row_;
   const ShadowUnit* spans_;
   const int lane_, g_, t_;
+  int2 span_ = {0, 0};  // begin and end of the lane's first span
   int plain_begin_, plain_end_;
   uint2 query_[T::kColumnBlocks][kHeldSteps > 0 ? kHeldSteps : 1];
   float factor_[T::kColumnBlocks][2];

@@ -8,33 +8,8 @@
 
 namespace bitdecoding::cuda {
 
-// One row of the list: a request, KV head and block of query rows.
-struct ListRow {
-  std::int32_t begin = 0, end = 0;  // units in the list
-  std::int32_t request = 0, head = 0, block = 0;
-  std::int32_t num_units = 0;  // shadow units
-  std::int32_t tile = 0;       // first tile
-};
-
-// Shares of the list that differ by at most one unit, in 32-bit arithmetic.
-struct Shares {
-  std::int32_t base = 0, rest = 0;
-
-  Shares() = default;
-  __device__ Shares(std::int32_t units, std::int32_t blocks)
-      : base(units / blocks), rest(units - base * blocks) {}
-  __device__ std::int32_t begin(std::int32_t block) const {
-    return block * base + min(block, rest);
-  }
-  // The block whose share holds unit u. Only blocks without work follow the last one that has some.
-  __device__ std::int32_t of(std::int32_t u) const {
-    const std::int32_t large = rest * (base + 1);
-    return u < large ? u / (base + 1) : rest + (u - large) / base;
-  }
-};
-
-// The request that holds unit u, by a whole warp: 32 places are looked at together, so that the
-// search costs one memory latency for each factor of 32.
+// The request that holds place u of the list, by a whole warp: 32 places are looked at together, so
+// that the search costs one memory latency for each factor of 32.
 __device__ inline int find_request(const PlanView& p, std::int32_t u) {
   const int lane = threadIdx.x & 31;
   int low = 0;
@@ -49,19 +24,27 @@ __device__ inline int find_request(const PlanView& p, std::int32_t u) {
   return low;
 }
 
-__device__ inline ListRow make_row(const DecodeArgs& a, std::int32_t u, int request,
-                                   const Request& r, std::int32_t base) {
+// Row `index` of a request.
+__device__ inline ListRow make_row(const DecodeArgs& a, std::int32_t index, int request,
+                                   const Request& r) {
   ListRow row;
-  const int n = units_of(r, a.window_left);
-  const std::int32_t index = (u - base) / n;
   const int blocks = row_blocks(r.query_len, a.group, a.plan.columns);
+  row.request = request;
+  row.head = blocks == 1 ? index : divide(index, blocks);
+  row.block = index - row.head * blocks;
+  row.of = r;
+  row.tile = first_tile(r, a.window_left);
+  return row;
+}
+
+// The row that holds unit u of a request whose units begin at `base`.
+__device__ inline ListRow row_at(const DecodeArgs& a, std::int32_t u, int request, const Request& r,
+                                 std::int32_t base) {
+  const int n = units_of(r, a.window_left);
+  const std::int32_t index = divide(u - base, n);
+  ListRow row = make_row(a, index, request, r);
   row.begin = base + index * n;
   row.end = row.begin + n;
-  row.request = request;
-  row.head = blocks == 1 ? index : index / blocks;
-  row.block = index - row.head * blocks;
-  row.num_units = r.num_units;
-  row.tile = first_tile(r, a.window_left);
   return row;
 }
 
@@ -69,41 +52,87 @@ __device__ inline ListRow make_row(const DecodeArgs& a, std::int32_t u, int requ
 // in a kernel the compiler keeps registers where they are.
 __device__ __forceinline__ ListRow find_row(const DecodeArgs& a, std::int32_t u, int request) {
   while (a.plan.prefix[request + 1] <= u) ++request;
-  return make_row(a, u, request, a.plan.requests[request], a.plan.prefix[request]);
+  return row_at(a, u, request, a.plan.requests[request], a.plan.prefix[request]);
 }
 
-// The block's share of the list and the row it begins with, by a whole warp. With up to 32 requests
-// all loads are under way at once.
+// What a lane looks at to find its block's share: a request, where its work begins, the length of
+// the list and how it is shared. Loaded at once, before anything else.
+struct PlanHead {
+  std::int32_t size, most, prefix;
+  Request request;
+};
+
+__device__ inline PlanHead load_head(const PlanView& p) {
+  const int mine = min(static_cast<int>(threadIdx.x & 31), p.num_requests - 1);
+  return {p.prefix[p.num_requests], p.prefix[p.num_requests + 1], p.prefix[mine], p.requests[mine]};
+}
+
+// The block's share: units [begin, end) of `row`'s count, which goes on in further rows for runs.
 struct Start {
-  std::int32_t begin, end;
+  std::int32_t begin = 0, end = 0;
   ListRow row;
 };
 
-__device__ inline Start find_start(const DecodeArgs& a, Shares* shares) {
-  const int lane = threadIdx.x & 31;
-  const PlanView& p = a.plan;
-  const int mine = min(lane, p.num_requests - 1);
-  const std::int32_t prefix = p.prefix[mine];
-  const Request request = p.requests[mine];
-  *shares = Shares(p.prefix[p.num_requests], static_cast<int>(gridDim.x));
+// Part `place` of the list, which is in this request, whose parts begin at `base`.
+__device__ inline Start part_at(const DecodeArgs& a, std::int32_t place, std::int32_t most,
+                                int request, const Request& r, std::int32_t base) {
+  const int n = units_of(r, a.window_left);
+  const int parts = parts_of_row(n, most);
+  const std::int32_t index = divide(place - base, parts);
+  const std::int32_t part = place - base - index * parts;
   Start start;
-  start.begin = shares->begin(static_cast<int>(blockIdx.x));
-  start.end = shares->begin(static_cast<int>(blockIdx.x) + 1);
-  if (start.begin >= start.end) return start;
-  if (p.num_requests > 32) {
-    start.row = find_row(a, start.begin, find_request(p, start.begin));
-    return start;
-  }
-  // The last request that begins at or before the share; empty ones before it begin there, too.
-  const unsigned before = __ballot_sync(0xFFFFFFFFU, prefix <= start.begin);
-  const int at = min(31 - __clz(static_cast<int>(before)), p.num_requests - 1);
-  Request r;
-  r.seq_len = __shfl_sync(0xFFFFFFFFU, request.seq_len, at);
-  r.query_begin = __shfl_sync(0xFFFFFFFFU, request.query_begin, at);
-  r.query_len = __shfl_sync(0xFFFFFFFFU, request.query_len, at);
-  r.num_units = __shfl_sync(0xFFFFFFFFU, request.num_units, at);
-  start.row = make_row(a, start.begin, at, r, __shfl_sync(0xFFFFFFFFU, prefix, at));
+  start.row = make_row(a, index, request, r);
+  start.row.end = n;
+  start.row.first_block = place - part;
+  start.row.num_blocks = parts;
+  const Shares shares(n, parts);
+  start.begin = shares.begin(part);
+  start.end = shares.begin(part + 1);
   return start;
+}
+
+// By a whole warp. With up to 32 requests nothing more is loaded.
+__device__ inline Start find_start(const DecodeArgs& a, const PlanHead& head,
+                                   const Shares& shares) {
+  const PlanView& p = a.plan;
+  const auto block = static_cast<std::int32_t>(blockIdx.x);
+  const bool by_parts = head.most > 0;
+  const std::int32_t place = by_parts ? block : shares.begin(block);
+  Start start;
+  if (place >= (by_parts ? head.size : shares.begin(block + 1))) return start;
+  int request;
+  Request r;
+  std::int32_t base;
+  if (p.num_requests > 32) {
+    request = find_request(p, place);
+    while (p.prefix[request + 1] <= place) ++request;
+    r = p.requests[request];
+    base = p.prefix[request];
+  } else {
+    // The last request that begins at or before the place; empty ones before it begin there, too.
+    const unsigned before = __ballot_sync(0xFFFFFFFFU, head.prefix <= place);
+    request = min(31 - __clz(static_cast<int>(before)), p.num_requests - 1);
+    r.seq_len = __shfl_sync(0xFFFFFFFFU, head.request.seq_len, request);
+    r.query_begin = __shfl_sync(0xFFFFFFFFU, head.request.query_begin, request);
+    r.query_len = __shfl_sync(0xFFFFFFFFU, head.request.query_len, request);
+    r.num_units = __shfl_sync(0xFFFFFFFFU, head.request.num_units, request);
+    base = __shfl_sync(0xFFFFFFFFU, head.prefix, request);
+  }
+  if (by_parts) return part_at(a, place, head.most, request, r, base);
+  start.row = row_at(a, place, request, r, base);
+  start.begin = place;
+  start.end = shares.begin(block + 1);
+  return start;
+}
+
+// The blocks that have parts of a row.
+struct RowBlocks {
+  std::int32_t first, count;
+};
+__device__ inline RowBlocks blocks_of(const ListRow& row, const Shares& shares) {
+  if (row.num_blocks > 0) return {row.first_block, row.num_blocks};
+  const std::int32_t first = shares.of(row.begin);
+  return {first, shares.of(row.end - 1) - first + 1};
 }
 
 // The copies that one warp needs, in turn: of each of its units K, then V.
@@ -142,7 +171,7 @@ class Producer {
   __device__ void look_up() {
     if (unit_ >= row_.end) row_ = find_row(a_, unit_, row_.request);
     const int i = unit_ - row_.begin;
-    shadow_ = i < row_.num_units;
+    shadow_ = i < row_.of.num_units;
     if (shadow_) {
       const ShadowUnit& u =
           a_.plan.units[static_cast<std::int64_t>(row_.request) * a_.plan.unit_stride + i];
@@ -150,7 +179,7 @@ class Producer {
       offset_ = u.row / kUnitRows * kUnitRows;
       return;
     }
-    const int tile = row_.tile + i - row_.num_units;
+    const int tile = row_.tile + i - row_.of.num_units;
     const int page =
         a_.plan.tiles_per_page == 1
             ? tile
