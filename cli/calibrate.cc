@@ -11,7 +11,9 @@
 #include "engine/folder_lock.h"
 #include "engine/process.h"
 #include "eval_options.h"
+#include "io/file.h"
 #include "output.h"
+#include "probe/layers.h"
 
 namespace bitdecoding::cli {
 namespace {
@@ -19,7 +21,41 @@ namespace {
 struct Options {
   EngineOptions engine;
   eval::CalibrateOptions calibrate;
+  bool report = false;
+  std::string text = "/usr/share/common-licenses/GPL-3";
+  std::size_t report_tokens = 2048;
 };
+
+// report.html and report.json beside the sidecar.
+Status report(const Options& options, const eval::CalibrateOptions& calibrate,
+              const std::string& sidecar, eval::Progress* progress) {
+  Recipe recipe = calibrate.recipe;
+  recipe.key_shift_file = recipe.key_shift ? sidecar : "";
+  eval::ProbeOptions probe;
+  probe.program = calibrate.program;
+  probe.python = calibrate.python;
+  probe.model = calibrate.model;
+  probe.dtype = calibrate.dtype;
+  probe.threads = calibrate.threads;
+  probe.start_timeout = calibrate.start_timeout;
+  probe.text = options.text;
+  probe.tokens = options.report_tokens;
+  probe.scratch = calibrate.out + "/report";
+  eval::ProbeEngine engine(probe, progress);
+  if (Status s = engine.start(); !s.ok()) return s;
+  Result<eval::SensitivityReport> found =
+      eval::measure_layers(&engine, recipe_to_json(recipe, -1), progress);
+  if (!found.ok()) return found.status();
+  found.value().model = std::filesystem::path(calibrate.model).filename().string();
+  found.value().text = options.text;
+  for (const auto& [name, content] :
+       {std::pair("/report.html", eval::sensitivity_page(found.value())),
+        std::pair("/report.json", eval::sensitivity_json(found.value()).dump(2) + "\n")}) {
+    if (Status s = write_file_atomic(calibrate.out + name, content); !s.ok()) return s;
+  }
+  progress->say(fmt::format("Layers and heads: {}/report.html", calibrate.out));
+  return {};
+}
 
 int run(const Options& options) {
   eval::CalibrateOptions calibrate = options.calibrate;
@@ -40,8 +76,10 @@ int run(const Options& options) {
   const Result<eval::FolderLock> lock = eval::FolderLock::take(calibrate.out);
   if (!lock.ok()) return fail(lock.status());
   eval::CalibrateRunner runner(calibrate, &progress);
-  const Status status = runner.run();
-  return status.ok() ? kExitOk : fail(status);
+  if (Status s = runner.run(); !s.ok()) return fail(s);
+  if (!options.report) return kExitOk;
+  const Status reported = report(options, calibrate, runner.sidecar_path(), &progress);
+  return reported.ok() ? kExitOk : fail(reported);
 }
 
 }  // namespace
@@ -66,6 +104,14 @@ void add_calibrate(CLI::App& app, int* exit_code) {
   command->add_flag("--force", o->force, "Replace a calibration that is there");
   command->add_flag("--measure-overhead", o->measure_overhead,
                     "Prefill once more without observing, and say what observing costs");
+  command->add_flag("--report", options->report,
+                    "Also measure every layer and head, and one layer at a time in FP4: "
+                    "report.html and report.json beside the calibration");
+  command->add_option("--report-text", options->text, "The text that the report is measured on")
+      ->capture_default_str();
+  command->add_option("--report-tokens", options->report_tokens, "Tokens of it")
+      ->check(CLI::Range(512, 131072))
+      ->capture_default_str();
   command->callback([options, exit_code] { *exit_code = run(*options); });
 }
 

@@ -13,6 +13,7 @@ using AddCommand = void (*)(CLI::App& app, int* exit_code);
 
 void add_doctor(CLI::App& app, int* exit_code);
 void add_serve(CLI::App& app, int* exit_code);
+void add_ablate(CLI::App& app, int* exit_code);
 void add_calibrate(CLI::App& app, int* exit_code);
 void add_inspect(CLI::App& app, int* exit_code);
 void add_recipe(CLI::App& app, int* exit_code);

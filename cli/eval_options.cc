@@ -9,11 +9,13 @@
 
 namespace bitdecoding::cli {
 
-void add_engine_options(CLI::App* command, EngineOptions* options) {
+void add_engine_options(CLI::App* command, EngineOptions* options, bool with_recipe) {
   command->add_option("MODEL", options->model, "A model folder with config.json")->required();
-  auto* mode = command->add_option("--mode", options->mode, "KV mode")->capture_default_str();
-  command->add_option("--recipe", options->recipe, "Recipe file, instead of a mode")
-      ->excludes(mode);
+  if (with_recipe) {
+    auto* mode = command->add_option("--mode", options->mode, "KV mode")->capture_default_str();
+    command->add_option("--recipe", options->recipe, "Recipe file, instead of a mode")
+        ->excludes(mode);
+  }
   command->add_option("--dtype", options->dtype,
                       "Weights and activations; default: bfloat16 where the processor multiplies "
                       "BF16 matrices, else float32");

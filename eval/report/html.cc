@@ -192,4 +192,38 @@ std::string log_line_chart(const std::string& title, const std::string& x_title,
   return figure(title, legend_y + 10, body);
 }
 
+std::string heat_map(const HeatMap& map) {
+  constexpr double kLeft = 56.0;
+  constexpr double kTop = 34.0;
+  constexpr double kRow = 19.0;
+  std::size_t columns = 1;
+  double most = 0.0;
+  for (const std::vector<double>& row : map.values) {
+    columns = std::max(columns, row.size());
+    for (const double x : row) most = std::isfinite(x) ? std::max(most, x) : most;
+  }
+  const double width = std::min((kWidth - kLeft) / static_cast<double>(columns), 110.0);
+  std::string body = svg_text(0, kTop - 20, map.row_title, "start", "tick") +
+                     svg_text(kLeft, kTop - 20, map.column_title, "start", "tick");
+  for (std::size_t c = 0; c < columns; ++c) {
+    body += svg_text(kLeft + (static_cast<double>(c) + 0.5) * width, kTop - 4, std::to_string(c),
+                     "middle", "tick");
+  }
+  for (std::size_t r = 0; r < map.values.size(); ++r) {
+    const double y = kTop + static_cast<double>(r) * kRow;
+    body += svg_text(kLeft - 10, y + 14, map.rows[r], "end", "tick");
+    for (std::size_t c = 0; c < map.values[r].size(); ++c) {
+      const double x = map.values[r][c];
+      if (!std::isfinite(x)) continue;
+      const double left = kLeft + static_cast<double>(c) * width;
+      body += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" rx=\"2\" "
+          "class=\"s2\" fill-opacity=\"{:.3f}\"/>\n",
+          left, y, width - 2, kRow - 2, most > 0 ? 0.85 * x / most : 0.0);
+      body += svg_text(left + width / 2, y + 13.5, fmt::format("{:.3f}", x), "middle", "cell");
+    }
+  }
+  return figure(map.title, kTop + static_cast<double>(map.values.size()) * kRow + 6, body);
+}
+
 }  // namespace bitdecoding::eval

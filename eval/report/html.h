@@ -30,4 +30,12 @@ struct Curve {
 std::string log_line_chart(const std::string& title, const std::string& x_title,
                            const std::vector<Curve>& curves, double x_first, double x_step);
 
+struct HeatMap {
+  std::string title, row_title, column_title;
+  std::vector<std::string> rows;
+  std::vector<std::vector<double>> values;  // of each row; NaN = nothing there
+};
+// Cells from the page's colour (zero) to the full one (the largest value), each with its number.
+std::string heat_map(const HeatMap& map);
+
 }  // namespace bitdecoding::eval

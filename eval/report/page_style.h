@@ -39,6 +39,7 @@ figcaption { font-weight: 600; font-size: 0.92rem; margin-bottom: 6px; }
 svg { width: 100%; height: auto; display: block; font-family: inherit; }
 svg text { fill: var(--ink); font-size: 13px; }
 svg .tick { fill: var(--soft); font-size: 12px; }
+svg .cell { font-size: 11px; font-variant-numeric: tabular-nums; }
 svg .value { fill: var(--soft); font-variant-numeric: tabular-nums; }
 svg .grid { stroke: var(--rule); stroke-width: 1; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }

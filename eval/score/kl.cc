@@ -54,10 +54,12 @@ Status check_pair(const LogitsFile& a, const LogitsFile& b) {
   if (a.rows() != b.rows() || a.rows() == 0) {
     return mismatch(fmt::format("{} and {} rows", a.rows(), b.rows()));
   }
+  const int first = a.row(0).position;
   for (std::size_t i = 0; i < a.rows(); ++i) {
     const LogitsRow x = a.row(i);
     const LogitsRow y = b.row(i);
-    if (x.position != static_cast<int>(i) || y.position != static_cast<int>(i)) {
+    const int position = first + static_cast<int>(i);
+    if (x.position != position || y.position != position) {
       return mismatch(fmt::format("row {} is of position {} and {}", i, x.position, y.position));
     }
     if (x.token != y.token) {
@@ -93,9 +95,12 @@ Result<Divergence> compare_logits(const LogitsFile& reference, const LogitsFile&
                                   std::size_t first_scored, int threads) {
   if (Status status = check_pair(reference, other); !status.ok()) return status;
   const std::size_t rows = reference.rows();
-  if (first_scored >= rows) {
-    return mismatch(fmt::format("scoring begins at position {} of {}", first_scored, rows));
+  const auto first_position = static_cast<std::size_t>(std::max(0, reference.row(0).position));
+  if (first_scored < first_position || first_scored >= first_position + rows) {
+    return mismatch(fmt::format("scoring begins at position {}, and they hold {} to {}",
+                                first_scored, first_position, first_position + rows - 1));
   }
+  const std::size_t skipped = first_scored - first_position;
   Divergence out;
   out.kl.resize(rows);
   std::vector<char> same(rows, 0);
@@ -113,7 +118,7 @@ Result<Divergence> compare_logits(const LogitsFile& reference, const LogitsFile&
   work();
   for (std::thread& helper : helpers) helper.join();
 
-  const std::vector<double> scored(out.kl.begin() + static_cast<std::ptrdiff_t>(first_scored),
+  const std::vector<double> scored(out.kl.begin() + static_cast<std::ptrdiff_t>(skipped),
                                    out.kl.end());
   const auto bad =
       std::find_if(scored.begin(), scored.end(), [](double x) { return std::isnan(x); });
@@ -128,10 +133,9 @@ Result<Divergence> compare_logits(const LogitsFile& reference, const LogitsFile&
   out.median = quantile(scored, 0.5);
   out.p99 = quantile(scored, 0.99);
   out.max = quantile(scored, 1.0);
-  out.top1_agreement =
-      static_cast<double>(
-          std::count(same.begin() + static_cast<std::ptrdiff_t>(first_scored), same.end(), 1)) /
-      static_cast<double>(scored.size());
+  out.top1_agreement = static_cast<double>(std::count(
+                           same.begin() + static_cast<std::ptrdiff_t>(skipped), same.end(), 1)) /
+                       static_cast<double>(scored.size());
   return out;
 }
 

@@ -19,14 +19,15 @@ struct RowDivergence {
 RowDivergence row_divergence(const float* reference, const float* other, std::size_t vocab_size);
 
 struct Divergence {
-  std::vector<double> kl;         // of each position, in order
+  std::vector<double> kl;         // of each position that is held, in order
   std::size_t first_scored = 0;   // position from which the figures below count
   std::size_t scored_tokens = 0;  // positions in the figures below
   double mean = 0.0, median = 0.0, p99 = 0.0, max = 0.0;
   double top1_agreement = 0.0;  // share of positions, 0..1
 };
 
-// Both files must hold one row for every position of one prompt, the same prompt in both.
+// Both files must hold one row for every position of one prompt from the same first one on, the
+// same prompt in both.
 Result<Divergence> compare_logits(const LogitsFile& reference, const LogitsFile& other,
                                   std::size_t first_scored, int threads);
 

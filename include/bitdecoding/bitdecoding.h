@@ -296,6 +296,20 @@ BD_API bd_status bd_calibration_state_load(bd_runtime* runtime, const char* path
  * next call with this runtime. */
 BD_API const char* bd_calibration_describe(bd_runtime* runtime);
 
+/* ---- probe: another recipe beside a running engine ---------------------------------------------
+ */
+
+/* From the next step on, every call for this runtime, whose mode must be bf16, also goes to a cache
+ * of `recipe_json` that the library keeps beside the engine's: for sequences that begin after this
+ * call. NULL or "" ends it. No call for a layer or steps runs meanwhile. */
+BD_API bd_status bd_probe_start(bd_runtime* runtime, const char* recipe_json);
+/* In these layers bd_attend gives the probe's output from now on. Without any, the probe compares:
+ * its keys, scores and outputs with the exact ones. */
+BD_API bd_status bd_probe_replace(bd_runtime* runtime, const int32_t* layers, int32_t num_layers);
+/* {"layers": [{"layer", "bits", "key", "score", "output", ...}], "write_seconds", ...} as JSON,
+ * with the relative error (L2) of each head; valid until the next call with this runtime. */
+BD_API const char* bd_probe_describe(bd_runtime* runtime);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -199,6 +199,9 @@ _SIGNATURES = {
     "bd_calibration_state_save": (c_int, [c_void_p, c_char_p, c_char_p]),
     "bd_calibration_state_load": (c_int, [c_void_p, c_char_p]),
     "bd_calibration_describe": (c_char_p, [c_void_p]),
+    "bd_probe_start": (c_int, [c_void_p, c_char_p]),
+    "bd_probe_replace": (c_int, [c_void_p, POINTER(c_int32), c_int32]),
+    "bd_probe_describe": (c_char_p, [c_void_p]),
 }
 
 

@@ -9,7 +9,7 @@ its process exits, when it writes its means.
 import json
 import os
 import weakref
-from ctypes import byref, c_uint64
+from ctypes import byref, c_int32, c_uint64
 from multiprocessing import util
 
 from vllm.logger import init_logger
@@ -167,6 +167,16 @@ class Runtime:
 
     def describe_calibration(self):
         return json.loads(self.lib.bd_calibration_describe(self.handle).decode())
+
+    def start_probe(self, recipe_json, layers):
+        """`layers` are replaced by the probe's; none of them: it compares."""
+        self.lib.check(self.lib.bd_probe_start(self.handle, recipe_json.encode()))
+        if recipe_json:
+            array = (c_int32 * len(layers))(*layers)
+            self.lib.check(self.lib.bd_probe_replace(self.handle, array, len(layers)))
+
+    def describe_probe(self):
+        return json.loads(self.lib.bd_probe_describe(self.handle).decode())
 
     def try_to_save_calibration(self):
         """A full disk is no reason to stop serving; the next save may work."""

@@ -60,6 +60,18 @@ class WorkerExtension:
         current.load_calibration_state(state_path)
         return current.describe_calibration()
 
+    def bitdecoding_probe(self, recipe_json="", layers=""):
+        """Keeps another recipe's cache beside this engine's from the next request on, and lets it
+        answer in the layers named (by commas, or "all"); an empty recipe ends it."""
+        current = _engine_runtime()
+        total = self.model_config.get_total_num_hidden_layers()
+        chosen = range(total) if layers == "all" else [int(n) for n in layers.split(",") if n]
+        current.start_probe(recipe_json, chosen)
+
+    def bitdecoding_probe_report(self):
+        """What the probe has compared so far."""
+        return _engine_runtime().describe_probe()
+
     def bitdecoding_capture_logits(self, path="", dtype="float32", first_position="0"):
         """Ends the current capture, returns its rows, and begins another one if a path is given."""
         rows = capture.stop()

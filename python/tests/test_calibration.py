@@ -65,3 +65,36 @@ def test_a_calibration_in_steps_saves_and_resumes(engine, prompts, tmp_path):
         assert rpc(llm, "bitdecoding_calibrate", "", "")["blocks"] == 0
     assert not (tmp_path / "key_shift.safetensors").exists()
     assert np.isfinite(twice["key_sums"]).all()
+
+
+def test_a_probe_answers_as_an_engine_of_its_recipe(engine, long_text):
+    """In one engine with BF16 pages, a probe in all layers gives the log-probabilities of an engine
+    that serves the recipe; in none, those of BF16."""
+    from helpers import prompt_logprobs
+
+    arguments = {
+        "max_num_seqs": 1, "enable_prefix_caching": False, "max_num_batched_tokens": 128,
+        "max_model_len": 1024,
+    }  # fmt: skip
+    recipe = {"key_shift": False, "sink_tokens": 4}
+
+    def logprobs(llm):
+        (request,) = generate(llm, [long_text], max_tokens=1, prompt_logprobs=0)
+        return prompt_logprobs(request)
+
+    with engine("bf16", **arguments) as llm:
+        exact = logprobs(llm)
+        rpc(llm, "bitdecoding_probe", json.dumps({"mode": "bitdecoding-nvfp4", **recipe}), "all")
+        probed = logprobs(llm)
+        rpc(llm, "bitdecoding_probe", json.dumps({"mode": "bitdecoding-nvfp4", **recipe}), "")
+        compared = logprobs(llm)
+        layers = rpc(llm, "bitdecoding_probe_report")["layers"]
+        rpc(llm, "bitdecoding_probe", "")
+        ended = logprobs(llm)
+    with engine("bitdecoding-nvfp4", recipe, **arguments) as llm:
+        served = logprobs(llm)
+    assert np.array_equal(compared, exact) and np.array_equal(ended, exact)
+    assert np.abs(served - exact).max() > 0.01
+    assert np.abs(probed - served).max() < 1e-4
+    assert [layer["layer"] for layer in layers] == list(range(30))
+    assert all(0 < error < 0.5 for layer in layers for error in layer["output"])

@@ -72,6 +72,8 @@ struct StepsSnapshot {
   std::int32_t used_slots = 0;
 };
 
+class Probe;
+
 // What bd_write and bd_attend observe while the recipe's calibrate_file is set.
 enum class CalibrationPhase { kAll, kOff, kKeys, kProbabilities };
 
@@ -102,6 +104,8 @@ struct RuntimeState {
   CalibrationPhase phase = CalibrationPhase::kAll;
   std::vector<TauCalibrator> taus;  // [num_layers][kCalibratedFactors]
   std::string calibration_text;     // of bd_calibration_describe
+  std::shared_ptr<Probe> probe;     // not guarded: set between steps only
+  std::string probe_text;           // of bd_probe_describe
 
   ShadowRule shadow_rule(const PageGeometry& geometry) const;
 };
@@ -124,6 +128,7 @@ struct bd_runtime {
 
 struct bd_layer {
   std::shared_ptr<bitdecoding::capi::RuntimeState> runtime;
+  bd_layer_options options{};  // as it was made, but for pointers, which are not kept
   bitdecoding::LayerConfig config;
   int layer_index = 0;
   int first_kv_head = 0;
@@ -138,6 +143,7 @@ struct bd_layer {
 
 struct bd_steps {
   std::shared_ptr<bitdecoding::capi::RuntimeState> runtime;
+  bd_steps_options options{};
   std::unique_ptr<bitdecoding::ShadowDirectory> directory;
   bitdecoding::StepPlan plan;
   bool built = false;

@@ -4,6 +4,7 @@
 
 #include "backend/validate.h"
 #include "capi/internal.h"
+#include "capi/probe.h"
 #include "io/model_limits.h"
 
 namespace bitdecoding::capi {
@@ -100,6 +101,9 @@ Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_layer_optio
       recipe.format, runtime->backend->fragment_order(), o.head_dim, o.page_size);
   if (!geometry.ok()) return geometry.status();
   auto layer = std::make_unique<bd_layer>();
+  layer->options = o;
+  layer->options.attn_sink = nullptr;
+  layer->options.key_outer = layer->options.value_outer = nullptr;
   layer->config.geometry = geometry.value();
   layer->config.num_kv_heads = o.num_kv_heads;
   layer->config.num_q_heads = o.num_q_heads;
@@ -139,6 +143,7 @@ bd_status bd_layer_create(bd_runtime* runtime, const bd_layer_options* options, 
 
 void bd_layer_destroy(bd_layer* layer) {
   if (layer == nullptr) return;
+  if (layer->runtime->probe != nullptr) layer->runtime->probe->forget(layer);
   {
     const std::lock_guard<std::mutex> lock(layer->runtime->mutex);
     --layer->runtime->live_layers;

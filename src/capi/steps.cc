@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "capi/internal.h"
+#include "capi/probe.h"
 
 namespace bitdecoding::capi {
 namespace {
@@ -34,6 +35,7 @@ Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_steps_optio
       ShadowDirectory::make(geometry.value(), steps->rule, limits);
   if (!directory.ok()) return directory.status();
   steps->directory = directory.take();
+  steps->options = o;
   steps->num_pages = o.num_pages;
   steps->num_slots = o.num_slots;
   steps->runtime = runtime;
@@ -90,6 +92,9 @@ Status build(bd_steps* steps, const bd_step_input& in) {
   if (!steps->runtime->recipe.calibrate_file.empty()) {
     steps->slots.assign(in.slot_mapping, in.slot_mapping + in.num_tokens);
     leave_out_sinks(steps->plan, &steps->slots);
+  }
+  if (steps->runtime->probe != nullptr) {
+    if (Status s = steps->runtime->probe->build(steps, steps->options, in); !s.ok()) return s;
   }
   steps->built = true;
   const std::lock_guard<std::mutex> lock(steps->runtime->mutex);
@@ -155,6 +160,7 @@ bd_status bd_steps_create(bd_runtime* runtime, const bd_steps_options* options, 
 
 void bd_steps_destroy(bd_steps* steps) {
   if (steps == nullptr) return;
+  if (steps->runtime->probe != nullptr) steps->runtime->probe->forget(steps);
   {
     const std::lock_guard<std::mutex> lock(steps->runtime->mutex);
     steps->runtime->live_steps.erase(steps);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "capi/internal.h"
+#include "capi/probe.h"
 
 namespace bitdecoding::capi {
 namespace {
@@ -136,6 +137,9 @@ Status write(const bd_write_params& p) {
   params.plan = &p.steps->plan;
   params.counters = &layer.runtime->write_counters;
   if (Status s = layer.runtime->backend->write(params); !s.ok()) return s;
+  if (layer.runtime->probe != nullptr) {
+    if (Status s = layer.runtime->probe->write(p); !s.ok()) return s;
+  }
   return observe_keys(layer, *p.steps, params.key);
 }
 
@@ -183,6 +187,9 @@ Status attend(const bd_attend_params& p) {
   params.probability_tau = recipe.probability_tau;
   params.corrupt_scales = &layer.runtime->corrupt_scales;
   if (Status s = layer.runtime->backend->attend(params); !s.ok()) return s;
+  if (layer.runtime->probe != nullptr) {
+    if (Status s = layer.runtime->probe->attend(p, params, *layer.runtime); !s.ok()) return s;
+  }
   return observe_probabilities(layer, params);
 }
 

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// ablate: what every element of the recipe buys on a model.
+#include "probe/ablate.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "calibration_path.h"
+#include "commands.h"
+#include "engine/folder_lock.h"
+#include "engine/process.h"
+#include "eval_options.h"
+#include "io/file.h"
+#include "output.h"
+
+namespace bitdecoding::cli {
+namespace {
+
+struct Options {
+  EngineOptions engine;
+  eval::ProbeOptions probe;
+  std::string key_shift;
+  std::string out;
+  bool fp4 = false;
+};
+
+int run(const Options& options) {
+  eval::ProbeOptions probe = options.probe;
+  if (Status s = complete(options.engine, &probe.program, &probe.python, &probe.model, &probe.dtype,
+                          &probe.threads);
+      !s.ok()) {
+    return fail(s);
+  }
+  probe.start_timeout = options.engine.start_timeout;
+  const Result<std::string> means = calibration_path(options.key_shift, probe.model);
+  if (!means.ok()) return fail(means.status());
+  probe.scratch = options.out.empty() ? "out/ablate" : options.out;
+  probe.scratch = std::filesystem::absolute(probe.scratch).lexically_normal().string();
+  eval::watch_signals();
+  eval::adopt_orphans();
+  eval::Progress progress(STDOUT_FILENO);
+  const Result<eval::FolderLock> lock = eval::FolderLock::take(probe.scratch);
+  if (!lock.ok()) return fail(lock.status());
+  eval::ProbeEngine engine(probe, &progress);
+  if (Status s = engine.start(); !s.ok()) return fail(s);
+  std::vector<eval::AblationRow> wanted = eval::ablation_rows(means.value(), options.fp4);
+  Result<std::vector<eval::AblationRow>> rows =
+      eval::run_ablation(&engine, std::move(wanted), &progress);
+  if (!rows.ok()) return fail(rows.status());
+  progress.say(fmt::format(
+      "\n{} tokens of {}, scored from position {} on, chunks of {}; key means "
+      "{}\n{}",
+      engine.tokens(), probe.text, engine.first_scored(), probe.chunk_tokens, means.value(),
+      eval::format_table(eval::ablation_table(rows.value()), progress.style())));
+  const std::string file = probe.scratch + "/ablation.json";
+  const Status saved =
+      write_file_atomic(file, eval::ablation_json(rows.value(), engine).dump(2) + "\n");
+  if (!saved.ok()) return fail(saved);
+  progress.say("Figures: " + file);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_ablate(CLI::App& app, int* exit_code) {
+  CLI::App* command = app.add_subcommand(
+      "ablate",
+      "Every element of the recipe off on its own: divergence from bf16, bits, write time");
+  auto options = std::make_shared<Options>();
+  eval::ProbeOptions* o = &options->probe;
+  add_engine_options(command, &options->engine, /*with_recipe=*/false);
+  command->add_option("--key-shift", options->key_shift,
+                      "Key means; default: the calibration in the model's folder");
+  command->add_option("--text", o->text, "A long text, not among those of the calibration")
+      ->capture_default_str();
+  command->add_option("--tokens", o->tokens, "Tokens of it")
+      ->check(CLI::Range(512, 131072))
+      ->capture_default_str();
+  command->add_option("--out", options->out,
+                      "Folder for logs and ablation.json; default: out/ablate");
+  command->add_flag("--fp4", options->fp4,
+                    "Also FP4 arithmetic (two-term queries, c, tau): an emulation, slow");
+  command->callback([options, exit_code] { *exit_code = run(*options); });
+}
+
+}  // namespace bitdecoding::cli
