@@ -34,6 +34,8 @@ int run(const Options& options) {
       !s.ok()) {
     return fail(s);
   }
+  // In BF16 every change of an activation is some thousandths of a nat.
+  if (options.engine.dtype.empty()) probe.dtype = "float32";
   probe.start_timeout = options.engine.start_timeout;
   const Result<std::string> means = calibration_path(options.key_shift, probe.model);
   if (!means.ok()) return fail(means.status());

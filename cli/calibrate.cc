@@ -35,7 +35,8 @@ Status report(const Options& options, const eval::CalibrateOptions& calibrate,
   probe.program = calibrate.program;
   probe.python = calibrate.python;
   probe.model = calibrate.model;
-  probe.dtype = calibrate.dtype;
+  // In BF16 every change of an activation is some thousandths of a nat, more than a layer's FP4.
+  probe.dtype = options.engine.dtype.empty() ? "float32" : options.engine.dtype;
   probe.threads = calibrate.threads;
   probe.start_timeout = calibrate.start_timeout;
   probe.text = options.text;

@@ -18,7 +18,7 @@ void add_engine_options(CLI::App* command, EngineOptions* options, bool with_rec
   }
   command->add_option("--dtype", options->dtype,
                       "Weights and activations; default: bfloat16 where the processor multiplies "
-                      "BF16 matrices, else float32");
+                      "BF16 matrices, else float32; divergences are always measured in float32");
   command->add_option("--python", options->python, "The Python that has vLLM and the plugin");
   command->add_option("--threads", options->threads, "Threads; default: all usable cores");
   command->add_option("--start-timeout", options->start_timeout, "Seconds for the engine to start")

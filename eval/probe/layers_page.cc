@@ -80,7 +80,8 @@ std::string sensitivity_page(const SensitivityReport& report) {
   body +=
       "<section><h2>Errors by layer and head</h2>\n<p class=\"note\">Relative (L2), on exact "
       "inputs: keys as the pages give them back; scores along a row, without their mean; "
-      "attention output of all rows. Darker is worse; each map has its own scale.</p>\n";
+      "attention output of all rows. The fuller the colour, the worse; each map has its own "
+      "scale.</p>\n";
   body += heat(report, "Keys, by KV head", &LayerReport::key);
   body += heat(report, "Scores, by query head", &LayerReport::score);
   body += heat(report, "Attention output, by query head", &LayerReport::output);

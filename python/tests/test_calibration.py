@@ -50,13 +50,12 @@ def test_a_calibration_in_steps_saves_and_resumes(engine, prompts, tmp_path):
         twice = load_file(state)
         assert (twice["key_rows"] > once["key_rows"]).all()
 
-        # The first prompt anew, in another order: sums of BF16 numbers do not depend on it.
         rpc(llm, "bitdecoding_calibrate", "probabilities")
         told = rpc(llm, "bitdecoding_calibrate", "", "")
         generate(llm, prompts, max_tokens=1)
         after = rpc(llm, "bitdecoding_calibrate", "", "")
         assert after["tokens"] == told["tokens"] and after["blocks"] > 0
-        with pytest.raises(Exception, match="no state of a calibration"):
+        with pytest.raises(Exception, match="truncated or no safetensors file"):
             (tmp_path / "bad.safetensors").write_bytes(
                 (tmp_path / "state.safetensors").read_bytes()[:1]
             )
@@ -76,7 +75,9 @@ def test_a_probe_answers_as_an_engine_of_its_recipe(engine, long_text):
         "max_num_seqs": 1, "enable_prefix_caching": False, "max_num_batched_tokens": 128,
         "max_model_len": 1024,
     }  # fmt: skip
-    recipe = {"key_shift": False, "sink_tokens": 4}
+    # The pool's floor for one request is short of a chunk's tails, old and new; with a share of the
+    # cache the served engine drops none of them, as the probe does not.
+    recipe = {"key_shift": False, "sink_tokens": 4, "shadow_pool_share": 0.3}
 
     def logprobs(llm):
         (request,) = generate(llm, [long_text], max_tokens=1, prompt_logprobs=0)
@@ -93,6 +94,7 @@ def test_a_probe_answers_as_an_engine_of_its_recipe(engine, long_text):
         ended = logprobs(llm)
     with engine("bitdecoding-nvfp4", recipe, **arguments) as llm:
         served = logprobs(llm)
+        assert rpc(llm, "bitdecoding_counters")["missing_tokens"] == 0
     assert np.array_equal(compared, exact) and np.array_equal(ended, exact)
     assert np.abs(served - exact).max() > 0.01
     assert np.abs(probed - served).max() < 1e-4
