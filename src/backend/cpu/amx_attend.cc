@@ -39,6 +39,7 @@ BITDECODING_AMX_FUNCTIONS
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.4426950408889634F;
 constexpr float kLn2 = 0.6931471805599453F;
+constexpr float kLargeScore = 4096.0F;  // floats above it are further apart than 2^-12
 constexpr int kLanes = 16;
 constexpr int kTokens = kTileTokens;
 // Floats from one row of scores to the next: rows of a tile register fall into different cache
@@ -216,10 +217,9 @@ HWY_INLINE float softmax_row(const std::uint64_t* masks, const float* scores,
   // In powers of two from here on; the scale is positive, so the largest stays the largest.
   scale *= kLog2E;
   offset *= kLog2E;
-  const float tile_max = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(top[0], top[1]),
-                                                            _mm512_max_ps(top[2], top[3]))) *
-                             scale +
-                         offset;
+  const float largest = _mm512_reduce_max_ps(
+      _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3])));
+  const float tile_max = largest * scale + offset;
   const float old_max = state.max[row] * kLog2E;
   const float new_max = old_max > tile_max ? old_max : tile_max;
   if (!(new_max > -kInfinity)) {  // nothing seen yet
@@ -233,7 +233,15 @@ HWY_INLINE float softmax_row(const std::uint64_t* masks, const float* scores,
     return 1.0F;
   }
   const __m512 factor = _mm512_set1_ps(scale);
-  const __m512 shift = _mm512_set1_ps(offset - new_max);
+  float constant = offset - new_max;
+  // The fused product below keeps what the maximum's rounding lost: with scores this large the
+  // largest would lie some powers of two beside its own maximum. Relative to it, it is exactly 0.
+  if (__builtin_fabsf(new_max) > kLargeScore && largest > -kInfinity) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) x[i] = _mm512_sub_ps(x[i], _mm512_set1_ps(largest));
+    constant = tile_max - new_max;
+  }
+  const __m512 shift = _mm512_set1_ps(constant);
   __m512 total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
 #pragma GCC unroll 8
   for (int i = 0; i < kVectors; i += 2) {

@@ -266,6 +266,7 @@ void AttendCall::float_tiles(const AttendItem& item, const AttendGroup& group,
     if (pages) {
       if (source.page_tile(tile) == nullptr) return fail(group, tile);
       corrupt = source.load_page_tile(tile, TileSpace::kOriginal, &scratch.tile);
+      clear_unseen_values(any, head_dim_, &scratch.tile);
     } else {
       source.load_bf16_tile(tile, available, &scratch.tile);
     }

@@ -2,6 +2,7 @@
 #include "backend/cpu/attend_matrix.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -52,9 +53,10 @@ class MatrixPass {
 
  private:
   void prepare();
-  bool fill_masks(std::int64_t tile, std::uint64_t available, std::uint64_t* masks) const;
-  bool is_plain(std::int64_t tile) const;
-  void take(std::int64_t tile, std::uint64_t available, std::uint64_t* masks);
+  // Returns the tokens that some row sees.
+  std::uint64_t fill_masks(std::int64_t tile, std::uint64_t available, std::uint64_t* masks) const;
+  bool is_plain(std::int64_t tile, std::uint64_t seen) const;
+  void take(std::int64_t tile, std::uint64_t available, std::uint64_t seen, std::uint64_t* masks);
   void attend_corrupt(std::int64_t tile, const std::uint64_t* masks);
   void flush();
 
@@ -126,7 +128,9 @@ void MatrixPass::prepare() {
   kernels_.matrix->pack_query(floats, group_.rows, head_dim_, state_.query_terms, query, scale);
   const float unit =
       params_.sm_scale * (stored_space_ ? outer_scale(layer.key_outer, group_.kv_head) : 1.0F);
-  for (int r = 0; r < group_.rows; ++r) scale[r] *= unit;
+  // A scale flushed to 0 would make NaN of the -infinity of a hidden score.
+  constexpr float kLeast = std::numeric_limits<float>::min();
+  for (int r = 0; r < group_.rows; ++r) scale[r] = std::max(scale[r] * unit, kLeast);
   if (value_outer_ != 1.0F) {
     for (std::int64_t i = 0; i < std::int64_t{group_.rows} * head_dim_; ++i) {
       state_.out[i] /= value_outer_;
@@ -137,8 +141,8 @@ void MatrixPass::prepare() {
   state_.offset = offset;
 }
 
-bool MatrixPass::fill_masks(std::int64_t tile, std::uint64_t available,
-                            std::uint64_t* masks) const {
+std::uint64_t MatrixPass::fill_masks(std::int64_t tile, std::uint64_t available,
+                                     std::uint64_t* masks) const {
   std::uint64_t any = 0;
   for (int r = 0; r < group_.rows;) {  // the rows of a token see the same
     const std::int64_t token = (group_.first_row + r) / rows_.group_size();
@@ -148,7 +152,7 @@ bool MatrixPass::fill_masks(std::int64_t tile, std::uint64_t available,
     for (; r < group_.rows && r < end; ++r) masks[r] = mask;
     any |= mask;
   }
-  return any != 0;
+  return any;
 }
 
 // A tile with invalid scales is attended to at once, in floats.
@@ -173,10 +177,12 @@ void MatrixPass::attend_corrupt(std::int64_t tile, const std::uint64_t* masks) {
   }
 }
 
-// Whether the tile's bytes can go to the unit as they are: all of them are of the sequence, and all
-// scales are valid.
-bool MatrixPass::is_plain(std::int64_t tile) const {
+// Whether the tile's bytes can go to the unit as they are: all of them are of the sequence, all
+// scales are valid, and nothing unseen is infinite, as an E8M0 scale that nobody wrote may make it.
+bool MatrixPass::is_plain(std::int64_t tile, std::uint64_t seen) const {
   if (!stored_space_ || (tile + 1) * kTileTokens > rows_.request().seq_len) return false;
+  const bool finite = params_.layer->geometry.format == Format::kNvfp4;
+  if (!finite && seen != ~std::uint64_t{0}) return false;
   DecodeContext context;
   context.format = params_.layer->geometry.format;
   context.head_dim = head_dim_;
@@ -184,13 +190,14 @@ bool MatrixPass::is_plain(std::int64_t tile) const {
 }
 
 // Loads the tile into the batch.
-void MatrixPass::take(std::int64_t tile, std::uint64_t available, std::uint64_t* masks) {
+void MatrixPass::take(std::int64_t tile, std::uint64_t available, std::uint64_t seen,
+                      std::uint64_t* masks) {
   const MatrixKernels& matrix = *kernels_.matrix;
   std::uint16_t* key =
       scratch_.key.data() + batched_ * matrix_right_values(head_dim_, state_.key_terms);
   std::uint16_t* value =
       scratch_.value.data() + batched_ * matrix_right_values(head_dim_, state_.value_terms);
-  if (is_plain(tile)) {
+  if (is_plain(tile, seen)) {
     matrix.unpack_tile(params_.layer->geometry.format, head_dim_, source_.page_tile(tile), key,
                        value);
   } else {
@@ -199,6 +206,7 @@ void MatrixPass::take(std::int64_t tile, std::uint64_t available, std::uint64_t*
       if (source_.load_page_tile(tile, space, &scratch_.tile) > 0) {
         return attend_corrupt(tile, masks);
       }
+      clear_unseen_values(seen, head_dim_, &scratch_.tile);
     } else {
       source_.load_bf16_tile(tile, available, &scratch_.tile);
     }
@@ -223,11 +231,12 @@ std::int64_t MatrixPass::run(std::int64_t tile_begin, std::int64_t tile_end) {
     const std::uint64_t available = rows_.available(tile);
     if (!pages_ && available == 0) continue;
     std::uint64_t* masks = scratch_.masks.data() + std::int64_t{batched_} * group_.capacity;
-    if (!fill_masks(tile, available, masks)) continue;
+    const std::uint64_t seen = fill_masks(tile, available, masks);
+    if (seen == 0) continue;
     if (!prepared) prepare();
     prepared = true;
     if (pages_ && source_.page_tile(tile) == nullptr) return tile;
-    take(tile, available, masks);
+    take(tile, available, seen, masks);
   }
   flush();
   if (prepared && value_outer_ != 1.0F) {

@@ -68,6 +68,10 @@ void AttendScratch::divide(const AttendParams& params, bool matrix) {
           add(kind, begin, end);
           begin = end;
         }
+        // Rows before the sequence's first token have no tiles, but their results are stored, too.
+        if (static_cast<std::int32_t>(items.size()) == group.first_item) {
+          add(kind, first_tile, first_tile);
+        }
         group.num_items = static_cast<std::int32_t>(items.size()) - group.first_item;
         if (kind == ItemKind::kMatrix && group.num_items == 1) {
           state = items.back().state;

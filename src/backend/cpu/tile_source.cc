@@ -11,6 +11,14 @@
 
 namespace bitdecoding::cpu {
 
+void clear_unseen_values(std::uint64_t seen, int head_dim, FloatTileBuffer* tile) {
+  if (seen == ~std::uint64_t{0}) return;
+  for (int token = 0; token < kTileTokens; ++token) {
+    if (((seen >> token) & 1U) != 0) continue;
+    std::fill_n(tile->value + std::int64_t{token} * head_dim, head_dim, 0.0F);
+  }
+}
+
 const std::uint8_t* TileSource::page_tile(std::int64_t tile) const {
   const PageGeometry& geometry = params_.layer->geometry;
   const std::int64_t tiles_per_page = geometry.page_size / kTileTokens;

@@ -20,6 +20,10 @@ struct FloatTileBuffer {
 // shifted and rotated and neither side has its outer scale.
 enum class TileSpace : std::uint8_t { kOriginal, kStored };
 
+// Values of tokens outside `seen` become zero: their bytes may be anything where nobody wrote them,
+// and a probability of 0 times infinity or NaN is NaN.
+void clear_unseen_values(std::uint64_t seen, int head_dim, FloatTileBuffer* tile);
+
 class TileSource {
  public:
   TileSource(const AttendParams& params, const AttendKernels& kernels, const RequestRows& rows,
