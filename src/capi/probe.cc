@@ -174,7 +174,7 @@ Status Probe::write(const bd_write_params& params) {
   own.steps = steps->second;
   own.cache = layer.value()->cache;
   const auto begin = std::chrono::steady_clock::now();
-  const Status status = last(bd_write(&own));
+  Status status = last(bd_write(&own));
   write_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   written_rows_ += static_cast<std::uint64_t>(steps->second->plan.num_tokens) *
                    static_cast<std::uint64_t>(params.layer->config.num_kv_heads);
@@ -233,8 +233,8 @@ Status Probe::compare(const bd_attend_params& params, const AttendParams& own,
     const RequestPlan& request = own.plan->requests[r];
     for (std::int64_t i = 0; i < request.query_len; ++i) {
       if (!active(request, i)) continue;
-      const Status s = compare_row(own, probed, owner, static_cast<int>(r), i, layer);
-      if (!s.ok()) return s;
+      if (Status s = compare_row(own, probed, owner, static_cast<int>(r), i, layer); !s.ok())
+        return s;
     }
   }
   return {};

@@ -104,6 +104,7 @@ Status save_calibration_state(const CalibrationState& state, const std::string& 
       {"key_squares", &state.keys.squares},
       {"probability_codes", &codes},
       {"probability_mass", &mass}};
+  tensors.reserve(all.size());
   for (const auto& [name, values] : all) {
     tensors.push_back({name,
                        "F64",
