@@ -69,6 +69,14 @@ struct LoadOptions {
   std::string data_folder;  // holds `longbench_pro/`, `mrcr/`, ... as in docs/evaluation.md
   ModelTraits model;
   std::string compat;  // "" or the name of another public scorer ("simple-evals")
+  // An OpenAI-style server of an embedding model, "http://HOST:PORT", for what needs one; empty:
+  // such scores are missing.
+  std::string embedding_endpoint;
+  std::string embedding_model;  // empty: the first that the server names
+  // The Python that runs the tools of tools/eval/ (Chinese segmentation), and their folder; empty:
+  // `python3`, and the folder beside the source tree that was built.
+  std::string python;
+  std::string tools_folder;
 };
 
 struct Score {
@@ -112,8 +120,15 @@ const std::vector<std::unique_ptr<Benchmark>>& all_benchmarks();
 // kNotFound lists the names.
 Result<const Benchmark*> find_benchmark(std::string_view name);
 
+// All that is missing for these benchmarks, each thing once.
+std::vector<MissingItem> missing_for(const std::vector<const Benchmark*>& benchmarks,
+                                     const LoadOptions& options);
+
 // The reply without its thinking part; a thinking part that never ends leaves nothing.
 std::string without_thinking(std::string_view reply);
+// The same for a model of which it is known whether it thinks: the chat template of one that does
+// may put the opening tag into the prompt, so a reply without a closing one is all thinking.
+std::string answer_of(std::string_view reply, const ModelTraits& model);
 // GLM when `config` (config.json's text; empty: there is none) or, without one, the name mentions
 // it; else Qwen.
 Family family_of(std::string_view config, std::string_view name);
