@@ -163,7 +163,7 @@ Status read_rows(const std::string& path, LoadedRows& loaded,
   std::unordered_map<std::string, std::string> seen;
   const std::size_t before = loaded.rows.size();
   for (const BenchmarkRow& known : loaded.rows) seen.emplace(known.id, "another file");
-  const Status status = read_lines(path, loaded.problems, [&](DataLine& line) {
+  Status status = read_lines(path, loaded.problems, [&](DataLine& line) {
     Fields fields(line);
     BenchmarkRow out = row(line, fields);
     if (!fields.ok()) {
