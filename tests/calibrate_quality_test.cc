@@ -96,6 +96,7 @@ TEST(CalibrationQuality, ConstantOutliersDisappear) {
   options.num_q_heads = 4;
   options.sink_tokens = 0;
   options.tail_tokens = 0;
+  options.value_shift = false;
   options.num_pages = 40;
   const std::vector<float> keys = outlier_keys(kTokens + 1, 1);
   std::mt19937 engine(2);

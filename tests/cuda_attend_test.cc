@@ -27,7 +27,7 @@ void compare(const WorldOptions& options, const std::vector<std::int64_t>& chunk
 TEST_F(Cuda, FormatsAndHeadDims) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
     for (const int head_dim : kHeadDims) {
-      WorldOptions o;
+      WorldOptions o = WorldOptions::for_cuda();
       o.format = format;
       o.head_dim = head_dim;
       o.outer_exponent = -3;
@@ -39,7 +39,7 @@ TEST_F(Cuda, FormatsAndHeadDims) {
 
 TEST_F(Cuda, GroupSizes) {
   for (const int group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 64}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.num_q_heads = 2 * group;
     compare(o, {80, 1, 5}, {}, kTolerance, {Planner::kDevice});
     if (HasFatalFailure()) return;
@@ -48,7 +48,7 @@ TEST_F(Cuda, GroupSizes) {
 
 TEST_F(Cuda, PageSizes) {
   for (const int page_size : {64, 128, 192, 256, 512, 1024}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.page_size = page_size;
     o.page_padding = 64;
     compare(o, {200, 1, 1, 70, 3}, {}, kTolerance, {Planner::kDevice});
@@ -61,7 +61,7 @@ TEST_F(Cuda, Masks) {
   for (const int window : {-1, 0, 15, 16, 63, 64, 100, 1000}) {
     for (const float softcap : {0.0F, 2.0F, 50.0F}) {
       for (const float* sink : {static_cast<const float*>(nullptr), sinks.data()}) {
-        WorldOptions o;
+        WorldOptions o = WorldOptions::for_cuda();
         o.tail_tokens = 16;
         compare(o, {90, 1, 3, 20, 1}, {window, softcap, sink}, 2 * kTolerance, {Planner::kDevice});
         if (HasFatalFailure()) return;
@@ -74,7 +74,7 @@ TEST_F(Cuda, SinksAndTails) {
   for (const int sink : {0, 5, 16, 40, 64}) {
     for (const int tail : {0, 7, 16, 64, 100}) {
       for (const bool reproducible : {false, true}) {
-        WorldOptions o;
+        WorldOptions o = WorldOptions::for_cuda();
         o.sink_tokens = sink;
         o.tail_tokens = tail;
         o.reproducible = reproducible;
@@ -88,7 +88,7 @@ TEST_F(Cuda, SinksAndTails) {
 
 TEST_F(Cuda, ScaleRules) {
   for (const ScaleRule rule : {ScaleRule::kAmax6, ScaleRule::kFourSix, ScaleRule::kCodeSearch}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.head_dim = 128;
     o.key_rule = o.value_rule = rule;
     compare(o, kChunks, {}, kTolerance, {Planner::kDevice});
@@ -98,7 +98,7 @@ TEST_F(Cuda, ScaleRules) {
 
 TEST_F(Cuda, SixteenBitTensors) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.dtype = dtype;
     // Both outputs are rounded to the type: half an ulp each.
     compare(o, kChunks, {}, dtype == DType::kBf16 ? 0x1p-8 : 0x1p-9);
@@ -110,7 +110,7 @@ TEST_F(Cuda, SixteenBitTensors) {
 // and page borders are crossed inside the replays.
 TEST_F(Cuda, GraphsAreReplayedWithOtherLengths) {
   for (const int head_dim : {64, 128}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.head_dim = head_dim;
     std::vector<std::int64_t> chunks = {150};
     for (int i = 0; i < 70; ++i) chunks.push_back(i % 7 == 3 ? 4 : 1);
@@ -124,7 +124,7 @@ TEST_F(Cuda, KeysThatTheRotationOverflows) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
     for (const int head_dim : kHeadDims) {
       SCOPED_TRACE(testing::Message() << format_name(format) << " head_dim " << head_dim);
-      WorldOptions o;
+      WorldOptions o = WorldOptions::for_cuda();
       o.format = format;
       o.head_dim = head_dim;
       o.order = FragmentOrder::kFp16Mma;
@@ -152,7 +152,7 @@ TEST_F(Cuda, KeysThatTheRotationOverflows) {
 }
 
 TEST_F(Cuda, NoRotationNoShift) {
-  WorldOptions o;
+  WorldOptions o = WorldOptions::for_cuda();
   o.hadamard = false;
   o.shift = false;
   compare(o, kChunks, {}, kTolerance, {Planner::kDevice});
@@ -161,7 +161,7 @@ TEST_F(Cuda, NoRotationNoShift) {
 // Few slots: the device drops and refuses as the host does, by count.
 TEST_F(Cuda, ShortPoolOfSlots) {
   for (const int slots : {6, 8, 10, 14}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.num_slots = slots;
     o.max_requests = 2;
     compare(o, {150, 1, 1, 1, 20, 1, 1, 40, 1}, {}, kTolerance, {Planner::kDevice});
@@ -171,7 +171,7 @@ TEST_F(Cuda, ShortPoolOfSlots) {
 
 // Long enough that a row is shared by several blocks of threads, and with more rows than blocks.
 TEST_F(Cuda, LongAndShortTogether) {
-  WorldOptions o;
+  WorldOptions o = WorldOptions::for_cuda();
   o.head_dim = 128;
   o.page_size = 128;
   o.num_pages = 64;
@@ -217,7 +217,7 @@ TEST_F(Cuda, LongAndShortTogether) {
 TEST_F(Cuda, ManyRequests) {
   constexpr int kRequests = 90;
   for (const Planner planner : {Planner::kHost, Planner::kDevice}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.head_dim = 128;
     o.num_pages = 2 * kRequests;
     o.num_slots = 8 * kRequests;
@@ -250,7 +250,7 @@ TEST_F(Cuda, ManyRequests) {
 // Pages that a GPU wrote are the CPU backend's once they are in its order, and it reads hers.
 TEST_F(Cuda, PagesAreExchangedWithTheCpu) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.format = format;
     o.head_dim = 128;
     o.fill = 0;
@@ -284,7 +284,7 @@ TEST_F(Cuda, PagesAreExchangedWithTheCpu) {
 TEST_F(Cuda, GatherGivesTheStoredNumbers) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
     for (const int head_dim : kHeadDims) {
-      WorldOptions o;
+      WorldOptions o = WorldOptions::for_cuda();
       o.format = format;
       o.head_dim = head_dim;
       o.order = FragmentOrder::kFp16Mma;
@@ -307,7 +307,7 @@ TEST_F(Cuda, GatherGivesTheStoredNumbers) {
 
 TEST_F(Cuda, StaleAndPoisonedBytesDoNotShow) {
   for (const int fill : {0x7F, 0xFF, 0x00}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.fill = static_cast<std::uint8_t>(fill);
     compare(o, {3, 1, 1, 60, 1, 2, 1});
     if (HasFatalFailure()) return;

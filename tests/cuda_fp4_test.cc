@@ -29,7 +29,7 @@ using CudaFp4 = Cuda;
 TEST_F(CudaFp4, FormatsAndHeadDims) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
     for (const int head_dim : kHeadDims) {
-      WorldOptions o;
+      WorldOptions o = WorldOptions::for_cuda();
       o.format = format;
       o.head_dim = head_dim;
       o.outer_exponent = -3;
@@ -43,7 +43,7 @@ TEST_F(CudaFp4, TermsFactorsAndRules) {
   for (const int terms : {1, 2}) {
     for (const float c : {1.0F, 8.0F, 3.7F, 1536.0F, 1e-6F}) {
       for (const float tau : {0.0F, 21.0F / 1024.0F, 448.0F}) {
-        WorldOptions o;
+        WorldOptions o = WorldOptions::for_cuda();
         o.query_terms = terms;
         o.probability_c = c;
         o.probability_tau = tau;
@@ -57,7 +57,7 @@ TEST_F(CudaFp4, TermsFactorsAndRules) {
 
 TEST_F(CudaFp4, GroupSizes) {
   for (const int group : {1, 2, 3, 7, 8, 9, 16, 24, 64}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.num_q_heads = 2 * group;
     compare(o, {}, {80, 1, 5});
     if (HasFatalFailure()) return;
@@ -66,7 +66,7 @@ TEST_F(CudaFp4, GroupSizes) {
 
 TEST_F(CudaFp4, PageSizes) {
   for (const int page_size : {64, 128, 192, 1024}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.page_size = page_size;
     o.page_padding = 64;
     compare(o, {}, {200, 1, 1, 70, 3});
@@ -79,7 +79,7 @@ TEST_F(CudaFp4, Masks) {
   for (const int window : {-1, 0, 15, 16, 64, 100, 1000}) {
     for (const float softcap : {0.0F, 2.0F, 50.0F}) {
       for (const float* sink : {static_cast<const float*>(nullptr), sinks.data()}) {
-        WorldOptions o;
+        WorldOptions o = WorldOptions::for_cuda();
         o.tail_tokens = 16;
         compare(o, {window, softcap, sink}, {90, 1, 3, 20, 1});
         if (HasFatalFailure()) return;
@@ -92,7 +92,7 @@ TEST_F(CudaFp4, SinksAndTails) {
   for (const int sink : {0, 5, 40}) {
     for (const int tail : {0, 7, 64, 100}) {
       for (const bool reproducible : {false, true}) {
-        WorldOptions o;
+        WorldOptions o = WorldOptions::for_cuda();
         o.sink_tokens = sink;
         o.tail_tokens = tail;
         o.reproducible = reproducible;
@@ -106,7 +106,7 @@ TEST_F(CudaFp4, SinksAndTails) {
 
 TEST_F(CudaFp4, SixteenBitTensors) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.dtype = dtype;
     o.arithmetic = Arithmetic::kFp4;
     // The same float goes to the output's type; should two differ in their last bit, one of the
@@ -117,7 +117,7 @@ TEST_F(CudaFp4, SixteenBitTensors) {
 }
 
 TEST_F(CudaFp4, GraphsAreReplayedWithOtherLengths) {
-  WorldOptions o;
+  WorldOptions o = WorldOptions::for_cuda();
   o.head_dim = 128;
   std::vector<std::int64_t> chunks = {150};
   for (int i = 0; i < 40; ++i) chunks.push_back(i % 7 == 3 ? 4 : 1);
@@ -125,7 +125,7 @@ TEST_F(CudaFp4, GraphsAreReplayedWithOtherLengths) {
 }
 
 TEST_F(CudaFp4, NoRotationNoShift) {
-  WorldOptions o;
+  WorldOptions o = WorldOptions::for_cuda();
   o.hadamard = false;
   o.shift = false;
   compare(o);
@@ -133,7 +133,7 @@ TEST_F(CudaFp4, NoRotationNoShift) {
 
 TEST_F(CudaFp4, StaleAndPoisonedBytesDoNotShow) {
   for (const int fill : {0x7F, 0xFF, 0x00}) {
-    WorldOptions o;
+    WorldOptions o = WorldOptions::for_cuda();
     o.fill = static_cast<std::uint8_t>(fill);
     compare(o, {}, {3, 1, 1, 60, 1, 2, 1});
     if (HasFatalFailure()) return;
@@ -142,7 +142,7 @@ TEST_F(CudaFp4, StaleAndPoisonedBytesDoNotShow) {
 
 // More blocks of rows than the workspace has parts for: each row is one block's own.
 TEST_F(CudaFp4, ManyRows) {
-  WorldOptions o;
+  WorldOptions o = WorldOptions::for_cuda();
   o.num_kv_heads = 64;
   o.num_q_heads = 64 * 8;
   o.sink_tokens = 0;
@@ -153,7 +153,7 @@ TEST_F(CudaFp4, ManyRows) {
 TEST_F(CudaFp4, QueriesThatAreNotFiniteShow) {
   for (const float value : {NAN, INFINITY}) {
     for (const bool shift : {false, true}) {
-      WorldOptions o;
+      WorldOptions o = WorldOptions::for_cuda();
       o.order = FragmentOrder::kFp16Mma;
       o.arithmetic = Arithmetic::kFp4;
       o.shift = shift;

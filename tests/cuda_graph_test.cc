@@ -225,7 +225,7 @@ class Model {
 };
 
 WorldOptions options_of(int head_dim) {
-  WorldOptions o;
+  WorldOptions o = WorldOptions::for_cuda();
   o.head_dim = head_dim;
   o.num_q_heads = 8;
   o.order = FragmentOrder::kFp16Mma;

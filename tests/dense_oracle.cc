@@ -40,7 +40,13 @@ std::vector<double> DenseOracle::dequantize(int sequence, std::int64_t position,
     stored.push_back(read_element(g, head, static_cast<Side>(side),
                                   static_cast<int>(position % g.page_size), d, outer, &corrupt));
   }
-  if (side == 1 || !is_tiled(g.format)) return stored;
+  if (!is_tiled(g.format)) return stored;
+  if (side == 1) {
+    for (int d = 0; d < g.head_dim && world.layer.value_shift != nullptr; ++d) {
+      stored[static_cast<std::size_t>(d)] += world.value_shift_of(kv_head, d);
+    }
+    return stored;
+  }
   std::vector<double> key = stored;
   if (world.options.hadamard) {
     const int block = g.head_dim & -g.head_dim;

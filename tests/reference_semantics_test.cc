@@ -296,7 +296,7 @@ TEST_P(LostRows, AGroupContinuesFromItsOwnCodesAndIsCounted) {
   double norm = 0;
   for (int p = 0; p < 40; ++p) {
     for (int d = 0; d < o.head_dim; ++d) {
-      const float v = w.value_of(static_cast<std::uint32_t>(p), p, 0, d);
+      const float v = w.value_of(static_cast<std::uint32_t>(p), p, 0, d) - w.value_shift_of(0, d);
       const float got = read_element(w.layer.geometry, w.head_bytes(kPages[0], 0), Side::kValue, p,
                                      d, 1.0F, &corrupt);
       error += (v - got) * (v - got);

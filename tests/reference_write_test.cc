@@ -137,7 +137,8 @@ TEST(ReferenceWrite, CodesAreTheDefinition) {
             const int row = p / 16 * 16 + i;
             block[i] = row >= 70
                            ? 0.0F
-                           : round_to_bf16(w.value_of(static_cast<std::uint32_t>(row), row, 1, d));
+                           : round_to_bf16(w.value_of(static_cast<std::uint32_t>(row), row, 1, d)) -
+                                 w.value_shift_of(1, d);
           }
           const float scale = decode_e4m3(Amax6::choose(block, 16, 4.0F)) * 4.0F;
           ASSERT_EQ(read_element(g, head, Side::kValue, p % 64, d, 4.0F, &corrupt),
@@ -210,6 +211,7 @@ TEST(ReferenceWrite, NonFiniteInputIsCountedAndStoredAsZero) {
     o.num_kv_heads = o.num_q_heads = 1;
     o.hadamard = false;
     o.shift = false;
+    o.value_shift = false;
     World w(o);
     const int s = w.add_sequence(kPages);
     ASSERT_TRUE(w.plan_step({{s, iota_tokens(0, 3)}}).ok());

@@ -73,6 +73,12 @@ World::World(const WorldOptions& o) : options(o) {
     }
     layer.key_shift = key_shift_.data();
   }
+  if (o.value_shift && tiled) {
+    for (int h = 0; h < o.num_kv_heads; ++h) {
+      for (int d = 0; d < o.head_dim; ++d) value_shift_.push_back(value_shift_of(h, d));
+    }
+    layer.value_shift = value_shift_.data();
+  }
   if (o.outer_exponent != 0) {
     outer_.assign(static_cast<std::size_t>(o.num_kv_heads),
                   static_cast<std::int8_t>(o.outer_exponent));
@@ -117,6 +123,10 @@ float World::shift_of(int head, int dim) const {
   return 2.0F * normal_of(seed_of(7, 0, 0, head, dim));
 }
 
+float World::value_shift_of(int head, int dim) const {
+  return 0.7F * normal_of(seed_of(8, 0, 0, head, dim));
+}
+
 float World::rounded(float x) const {
   return round_to(options.dtype, options.bf16_numbers ? round_to_bf16(x) : x);
 }
@@ -127,7 +137,8 @@ float World::key_of(std::uint32_t token, std::int64_t position, int head, int di
 }
 
 float World::value_of(std::uint32_t token, std::int64_t position, int head, int dim) const {
-  return rounded(normal_of(seed_of(2, token, position, head, dim)));
+  return rounded(normal_of(seed_of(2, token, position, head, dim)) +
+                 (options.value_shift ? value_shift_of(head, dim) : 0.0F));
 }
 
 float World::query_of(std::uint32_t token, std::int64_t position, int head, int dim) const {

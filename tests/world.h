@@ -31,7 +31,8 @@ struct WorldOptions {
   ScaleRule key_rule = ScaleRule::kFourSix;
   ScaleRule value_rule = ScaleRule::kAmax6;
   bool hadamard = true;
-  bool shift = true;
+  bool shift = true;        // keys have means, and pages leave them out
+  bool value_shift = true;  // the same for values; tiled formats only
   int outer_exponent = 0;
   std::string backend = "reference";
   DType dtype = DType::kF32;  // of q, k, v and the output
@@ -49,6 +50,13 @@ struct WorldOptions {
     int dim = 0;
     float value = 0.0F;
   } fault;
+
+  // What the CUDA backend serves.
+  static WorldOptions for_cuda() {
+    WorldOptions o;
+    o.value_shift = false;
+    return o;
+  }
 };
 
 struct Work {
@@ -86,6 +94,7 @@ class World {
   float value_of(std::uint32_t token, std::int64_t position, int head, int dim) const;
   float query_of(std::uint32_t token, std::int64_t position, int head, int dim) const;
   float shift_of(int head, int dim) const;
+  float value_shift_of(int head, int dim) const;
 
   std::uint8_t* head_bytes(std::int64_t page, int head);
   std::vector<std::uint8_t> page_bytes(std::int64_t page);  // all heads
@@ -114,7 +123,7 @@ class World {
   TensorView view(const std::vector<std::uint8_t>& data, int heads) const;
   Status write_tensors(const TensorView& key, const TensorView& value);
 
-  std::vector<float> key_shift_;
+  std::vector<float> key_shift_, value_shift_;
   std::vector<std::int8_t> outer_;
   std::vector<std::uint8_t> pages_;
   std::vector<std::uint16_t> rows_;

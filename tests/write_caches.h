@@ -97,6 +97,9 @@ class WriteCaches {
     for (int i = 0; i < s.heads * s.head_dim; ++i)
       shift_.push_back(draw(Data::kPlain, 3, &random_));
     if (s.shift && tiled) layer.key_shift = shift_.data();
+    // Another draw than the keys': the same numbers read from the other end.
+    value_shift_.assign(shift_.rbegin(), shift_.rend());
+    if (s.shift && tiled) layer.value_shift = value_shift_.data();
     for (int h = 0; h < s.heads; ++h) outer_.push_back(static_cast<std::int8_t>(s.outer - h));
     if (s.outer != 0 && scale_block(s.format) != 0) {
       layer.key_outer = outer_.data();
@@ -193,7 +196,7 @@ class WriteCaches {
   }
 
   std::mt19937 random_;
-  std::vector<float> shift_;
+  std::vector<float> shift_, value_shift_;
   std::vector<std::int8_t> outer_;
   std::vector<std::uint8_t> poison_;
   std::vector<std::uint8_t> tensor_;

@@ -43,8 +43,11 @@ struct LayerConfig {
   int num_q_heads = 0;
   ScaleRule key_rule = ScaleRule::kFourSix;
   ScaleRule value_rule = ScaleRule::kAmax6;
-  bool hadamard = true;                      // rotates K and Q; tiled formats only
-  const float* key_shift = nullptr;          // [num_kv_heads][head_dim] or null
+  bool hadamard = true;              // rotates K and Q; tiled formats only
+  const float* key_shift = nullptr;  // [num_kv_heads][head_dim] or null
+  // Means of V that pages leave out and attend adds back; [num_kv_heads][head_dim] or null. BF16
+  // rows hold V as it came.
+  const float* value_shift = nullptr;
   const std::int8_t* key_outer = nullptr;    // [num_kv_heads] exponents of the outer scale, or null
   const std::int8_t* value_outer = nullptr;  // [num_kv_heads], or null
 };

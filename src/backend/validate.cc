@@ -183,6 +183,10 @@ Status validate_layer_shape(const LayerConfig* layer) {
     return invalid(
         fmt::format("{} pages have no key shift; pass a null key_shift", format_name(g.format)));
   }
+  if (!is_tiled(g.format) && layer->value_shift != nullptr) {
+    return invalid(fmt::format("{} pages have no value means; pass a null value_shift",
+                               format_name(g.format)));
+  }
   if (scale_block(g.format) == 0 &&
       (layer->key_outer != nullptr || layer->value_outer != nullptr)) {
     return invalid(

@@ -15,6 +15,7 @@
 #include "backend/cpu/query.h"
 #include "backend/cpu/rows.h"
 #include "backend/cpu/tile_source.h"
+#include "backend/cpu/value_shift.h"
 
 namespace bitdecoding::cpu {
 namespace {
@@ -128,6 +129,8 @@ void AttendCall::run_item(std::int64_t index) {
       float_tiles(item, group, rows, source, partial);
       break;
   }
+  const bool pages_alone = item.kind != ItemKind::kMatrix && item.kind != ItemKind::kBf16;
+  if (pages_alone) add_value_shift(*params_.layer, group.kv_head, group.rows, partial);
   // The last item of the group merges; acquire pairs with the releases of the others.
   if (scratch_.pending[item.group].fetch_sub(1, std::memory_order_acq_rel) == 1)
     merge(group, rows, partial);

@@ -9,6 +9,7 @@
 #include "backend/cpu/aligned_buffer.h"
 #include "backend/cpu/corrupt_tile.h"
 #include "backend/cpu/query.h"
+#include "backend/cpu/value_shift.h"
 #include "backend/tensor.h"
 
 namespace bitdecoding::cpu {
@@ -258,6 +259,8 @@ std::int64_t attend_matrix(const AttendParams& params, const AttendKernels& kern
     MatrixPass pass(params, kernels, rows, source, group, partial, pages);
     const std::int64_t missing = pass.run(item.tile_begin, item.tile_end);
     if (missing >= 0) return missing;
+    // Before BF16 rows, which hold V as it came, join the sums.
+    if (pages) add_value_shift(*params.layer, group.kv_head, group.rows, partial);
   }
   return -1;
 }

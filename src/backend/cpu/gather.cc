@@ -9,6 +9,7 @@
 #include "backend/cpu/corrupt_tile.h"
 #include "backend/cpu/rows.h"
 #include "backend/cpu/tile_source.h"
+#include "backend/cpu/value_shift.h"
 
 namespace bitdecoding::cpu {
 
@@ -18,6 +19,7 @@ Status cpu_gather(const AttendParams& params, const AttendKernels& kernels, int 
   const TileSource source(params, kernels, rows, kv_head);
   const int head_dim = params.layer->geometry.head_dim;
   const auto buffer = std::make_unique<FloatTileBuffer>();
+  const float* shift = value_shift_of(*params.layer, kv_head);
   for (std::int64_t position = begin; position < end;) {
     const std::int64_t tile = position / kTileTokens;
     const std::int64_t tile_end = std::min(end, (tile + 1) * kTileTokens);
@@ -31,8 +33,11 @@ Status cpu_gather(const AttendParams& params, const AttendKernels& kernels, int 
       const std::int64_t token = position % kTileTokens;
       float* k = key + (position - begin) * head_dim;
       for (int d = 0; d < head_dim; ++d) k[d] = buffer->key[d * kTileTokens + token];
-      std::copy_n(buffer->value + token * head_dim, head_dim,
-                  value + (position - begin) * head_dim);
+      float* v = value + (position - begin) * head_dim;
+      for (int d = 0; d < head_dim; ++d) {
+        v[d] = buffer->value[token * head_dim + d];
+        if (shift != nullptr) v[d] = v[d] + shift[d];
+      }
     }
   }
   return {};

@@ -253,7 +253,21 @@ inline void store_tiled_keys(const GroupJob& job, float* HWY_RESTRICT rows) {
 
 // ---- V of tiled pages --------------------------------------------------------------------------
 
-// Rows before first_row: from the slot, else from the page's own codes.
+// Subtracts the value means from `count` rows.
+inline void centre_values(const GroupJob& job, int count, float* HWY_RESTRICT rows) {
+  if (job.layer().value_shift == nullptr) return;
+  const LaneF df;
+  const int head_dim = job.geometry().head_dim;
+  const float* HWY_RESTRICT shift = job.layer().value_shift + std::int64_t{job.head} * head_dim;
+  for (int row = 0; row < count; ++row) {
+    float* HWY_RESTRICT x = rows + std::int64_t{row} * head_dim;
+    for (int k = 0; k < head_dim; k += kBlockLanes) {
+      hn::StoreU(hn::Sub(hn::LoadU(df, x + k), hn::LoadU(df, shift + k)), df, x + k);
+    }
+  }
+}
+
+// Rows before first_row as pages hold them: from the slot, else from the page's own codes.
 inline void load_value_prefix(const GroupJob& job, float* HWY_RESTRICT rows) {
   const PageGeometry& g = job.geometry();
   for (int row = 0; row < job.write.first_row; ++row) {
@@ -261,6 +275,7 @@ inline void load_value_prefix(const GroupJob& job, float* HWY_RESTRICT rows) {
     if (job.write.prefix_in_slot) {
       load_storable<DType::kBf16>(job.slot_row(Side::kValue, row), 0, g.head_dim, x,
                                   &job.tally->non_finite);
+      centre_values(job, 1, x);
       continue;
     }
     std::uint64_t corrupt = 0;
@@ -321,7 +336,9 @@ inline void write_tiled(const GroupJob& job, float* HWY_RESTRICT rows) {
   const auto row_bytes = sizeof(float) * static_cast<std::size_t>(g.head_dim);
   store_tiled_keys<kMx>(job, rows);
   load_value_prefix(job, rows);
-  load_rows(job, Side::kValue, rows + std::int64_t{job.write.first_row} * g.head_dim);
+  float* HWY_RESTRICT fresh = rows + std::int64_t{job.write.first_row} * g.head_dim;
+  load_rows(job, Side::kValue, fresh);
+  centre_values(job, job.write.num_rows, fresh);
   const int end = job.write.first_row + job.write.num_rows;
   std::memset(rows + std::int64_t{end} * g.head_dim, 0,
               row_bytes * static_cast<std::size_t>(g.group_tokens - end));

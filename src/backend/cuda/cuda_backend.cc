@@ -37,6 +37,11 @@ Status check_layer(const LayerConfig* layer, const CacheView& cache, const Plan&
   Status status = validate_layer_shape(layer);
   if (status.ok()) status = validate_cache(cache, *layer);
   if (!status.ok()) return status;
+  if (layer->value_shift != nullptr) {
+    return {StatusCode::kUnsupported,
+            "the CUDA backend does not subtract value means; pass a null value_shift (in a recipe: "
+            "\"value_shift\": false)"};
+  }
   const CudaPlanLimits& limits = plan.limits();
   const PageGeometry& g = layer->geometry;
   const PageGeometry& of = limits.geometry;

@@ -156,7 +156,7 @@ void poison(Partial* result) {
   for (double& v : result->output) v = result->lse;
 }
 
-Partial reduce(const AttendParams& p, const Part& part, bool paged, HeadRows* rows) {
+Partial reduce(const AttendParams& p, const Part& part, bool paged, int kv_head, HeadRows* rows) {
   const auto head_dim = static_cast<std::size_t>(p.layer->geometry.head_dim);
   Partial result;
   result.output.assign(head_dim, 0.0);
@@ -176,11 +176,15 @@ Partial reduce(const AttendParams& p, const Part& part, bool paged, HeadRows* ro
   }
   double sum = 0;
   std::vector<double> value(head_dim);
+  const float* shift = p.layer->value_shift == nullptr
+                           ? nullptr
+                           : p.layer->value_shift + static_cast<std::size_t>(kv_head) * head_dim;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     sum += weights[i];
     if (paged) {
       const float* v = rows->page_value(part.positions[i]);
       std::copy(v, v + head_dim, value.begin());
+      for (std::size_t d = 0; d < head_dim && shift != nullptr; ++d) value[d] += double{shift[d]};
     } else {
       rows->bf16_row(*part.segments[i], part.positions[i], 1, value.data());
     }
@@ -205,8 +209,8 @@ void attend_row(const AttendParams& p, std::int64_t token, int q_head, int kv_he
   if (!segments.empty()) {
     const Query query = load_query(p, token, q_head, kv_head);
     collect_scores(p, query, segments, rows, &page, &bf16);
-    a = reduce(p, page, true, rows);
-    b = reduce(p, bf16, false, rows);
+    a = reduce(p, page, true, kv_head, rows);
+    b = reduce(p, bf16, false, kv_head, rows);
     if (p.attn_sink != nullptr) sink_lse = p.attn_sink[q_head];
   }
   const MergeWeights<double> merged = merge_weights(a.lse, b.lse);

@@ -74,6 +74,9 @@ void gather(const AttendParams& params, const RequestPlan& request, int kv_head,
     for (int dim = 0; dim < g.head_dim && layer.key_shift != nullptr; ++dim) {
       key_row[dim] = key_row[dim] + layer.key_shift[std::int64_t{kv_head} * g.head_dim + dim];
     }
+    for (int dim = 0; dim < g.head_dim && layer.value_shift != nullptr; ++dim) {
+      value_row[dim] = value_row[dim] + layer.value_shift[std::int64_t{kv_head} * g.head_dim + dim];
+    }
   }
   if (params.corrupt_scales != nullptr) add_relaxed(params.corrupt_scales, corrupt);
 }

@@ -125,7 +125,17 @@ void store_row(const Target& t, Side side, int row, Row x) {
   store_blocked_row(t, side, page_row, x);
 }
 
-// The group's rows before first_row: from the slot, else from the page's own codes.
+// Subtracts the value means; pages of tiled formats alone have them.
+void centre(const Target& t, Row* x) {
+  if (t.layer.value_shift == nullptr) return;
+  const float* shift = t.layer.value_shift + std::int64_t{t.head} * t.geometry().head_dim;
+  for (int dim = 0; dim < t.geometry().head_dim; ++dim) {
+    (*x)[static_cast<std::size_t>(dim)] -= shift[dim];
+  }
+}
+
+// The group's rows before first_row as pages hold them: from the slot, else from the page's own
+// codes.
 void load_prefix(const Target& t, std::array<Row, kMaxGroup>* rows) {
   const float outer = outer_scale(t.layer.value_outer, t.head);
   for (int row = 0; row < t.write.first_row; ++row) {
@@ -141,6 +151,7 @@ void load_prefix(const Target& t, std::array<Row, kMaxGroup>* rows) {
                                                           t.page_row(row), dim, outer, &corrupt);
       x[static_cast<std::size_t>(dim)] = storable(stored, &t.tally.non_finite);
     }
+    if (slot != nullptr) centre(t, &x);
   }
 }
 
@@ -175,6 +186,7 @@ void write_head(const Target& t) {
     store_row(t, Side::kKey, row, key);
     if (tiled) {
       values[static_cast<std::size_t>(row)] = value;
+      centre(t, &values[static_cast<std::size_t>(row)]);
     } else {
       store_row(t, Side::kValue, row, value);
     }
