@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "benchmarks/mrcr/mrcr.h"
 #include "benchmarks/protocol.h"
+#include "benchmarks/ruler_niah/ruler_niah.h"
 
 namespace bitdecoding::eval {
 namespace {
@@ -34,11 +36,11 @@ std::vector<std::unique_ptr<Benchmark>> make_all() {
     all.push_back(std::make_unique<Absent>(protocol));
   };
   absent({"longbench_pro", "LongBench-Pro", true, 4096, 0});
-  absent({"mrcr", "MRCR", true, 4096, 0});
+  all.push_back(make_mrcr());
   absent({"aime", "AIME 2024", false, 38912, 81920});
   absent({"aime25", "AIME 2025", false, 38912, 81920});
   absent({"lcb", "LiveCodeBench v6", false, 39168, 81920});
-  absent({"ruler_niah", "RULER NIAH", false, 8192, 0});
+  all.push_back(make_ruler_niah());
   absent({"gpqa", "GPQA Diamond", false, 81920, 0});
   return all;
 }
