@@ -179,10 +179,12 @@ Result<Report> inspect_key_shift(const std::string& path) {
                  {"layers", s.num_layers},
                  {"heads", s.num_kv_heads},
                  {"head_dim", s.head_dim},
+                 {"value_means", !s.value_means.empty()},
                  {"metadata", s.metadata},
                  {"warnings", s.warnings},
                  {"largest_by_layer", Json::array()}};
-  report.words = fmt::format("Key means of {} layers, {} KV heads, head_dim {}.\n", s.num_layers,
+  report.words = fmt::format("{} means of {} layers, {} KV heads, head_dim {}.\n",
+                             s.value_means.empty() ? "Key" : "Key and value", s.num_layers,
                              s.num_kv_heads, s.head_dim);
   for (const auto& [key, value] : s.metadata) report.words += fmt::format("{}: {}\n", key, value);
   for (const std::string& warning : s.warnings) report.words += "Warning: " + warning + ".\n";

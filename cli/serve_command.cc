@@ -117,10 +117,12 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
       recipe->key_shift_file = found;
       notes->push_back("key means from " + recipe->key_shift_file);
     } else if (options.recipe.empty()) {
-      recipe->key_shift = false;
+      recipe->key_shift = recipe->value_shift = false;
       notes->push_back(fmt::format(
-          "WARNING: this is not all of mode {}: there are no key means for this model, so keys are "
-          "quantized without key shift (\"key_shift\": false), less accurately. `bitdecoding "
+          "WARNING: this is not all of mode {}: there are no key and value means for this "
+          "model, so both are quantized without (\"key_shift\": false, \"value_shift\": false), "
+          "less "
+          "accurately. `bitdecoding "
           "calibrate {}` makes them, once",
           recipe->mode, options.model));
     }
@@ -130,6 +132,11 @@ Status choose_key_shift(const ServeOptions& options, Recipe* recipe,
   const Result<KeyShift> sidecar = load_key_shift(recipe->key_shift_file);
   if (!sidecar.ok()) return sidecar.status();
   for (const std::string& warning : sidecar.value().warnings) notes->push_back(warning);
+  if (recipe->value_shift && sidecar.value().value_means.empty()) {
+    notes->push_back(fmt::format(
+        "WARNING: '{}' holds no value means, so values are quantized without, less accurately",
+        recipe->key_shift_file));
+  }
   return check_calibration(options.model, *recipe, sidecar.value());
 }
 

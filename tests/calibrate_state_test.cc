@@ -52,7 +52,11 @@ CalibrationState part(int first, int count, const std::string& note = "n") {
       for (int d = 0; d < kDim; ++d) {
         state.keys.sums.push_back(200.0 * h);
         state.keys.squares.push_back(200.0 * (h * h + 1));
+        state.values.sums.push_back(-100.0 * h);
+        state.values.squares.push_back(200.0 * (h * h + 2));
       }
+      state.values.rows.push_back(200);
+      state.values.skipped.push_back(0);
     }
   }
   state.probabilities.resize(kLayers * kCalibratedFactors.size());
@@ -73,6 +77,9 @@ TEST_F(CalibrationFiles, AStateComesBackAsItWas) {
   EXPECT_EQ(back.keys.sums, state.keys.sums);
   EXPECT_EQ(back.keys.squares, state.keys.squares);
   EXPECT_EQ(back.keys.rows, state.keys.rows);
+  EXPECT_EQ(back.values.sums, state.values.sums);
+  EXPECT_EQ(back.values.squares, state.values.squares);
+  EXPECT_EQ(back.values.rows, state.values.rows);
   EXPECT_EQ(back.layers, state.layers);
   EXPECT_EQ(back.first_kv_head, 1);
   EXPECT_EQ(back.probabilities[5].rows, state.probabilities[5].rows);

@@ -88,6 +88,60 @@ TEST_F(CapiCalibration, ObservesSavesAndLoads) {
   EXPECT_HAS(bd_last_error(), "belongs to another model");
 }
 
+// Values far from zero, as some channels of real models are: means observed in one runtime take
+// their error out of the outputs of another, and the recipe can do without them.
+TEST_F(CapiCalibration, ValueMeansAreObservedAndTaken) {
+  bd_layer_options options = layer_options();
+  options.num_layers = 1;
+  const auto fill = [](Engine* engine, std::vector<float>* values) {
+    *values = engine->rows;
+    for (std::size_t i = 0; i < values->size(); ++i) {
+      (*values)[i] += static_cast<float>(static_cast<int>(i % (kHeads * kDim)) - kDim) * 0.3F;
+    }
+  };
+  std::vector<float> values;
+  {
+    const Runtime runtime(recipe("calibrate_file").c_str());
+    Engine engine(runtime.handle, options);
+    fill(&engine, &values);
+    ASSERT_EQ(engine.build(250, 250), BD_OK);
+    bd_write_params p = engine.write_params(250);
+    p.value.data = values.data();
+    ASSERT_EQ(bd_write(&p), BD_OK) << bd_last_error();
+    ASSERT_EQ(bd_calibration_save(runtime.handle, nullptr, nullptr), BD_OK) << bd_last_error();
+  }
+  ASSERT_EQ(load_key_shift(path_).value().value_means.size(), std::size_t{kHeads * kDim});
+  const auto output = [&](nlohmann::json changes) {
+    nlohmann::json whole = {{"key_shift_file", path_}};
+    whole.update(changes);
+    const Runtime runtime(whole.dump().c_str());
+    EXPECT_EQ(runtime.status, BD_OK) << runtime.error;
+    Engine engine(runtime.handle, options);
+    fill(&engine, &values);
+    EXPECT_EQ(engine.build(249, 249), BD_OK);
+    bd_write_params write = engine.write_params(249);
+    write.value.data = values.data();
+    EXPECT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+    EXPECT_EQ(engine.build(250, 1), BD_OK);
+    write = engine.write_params(1);
+    EXPECT_EQ(bd_write(&write), BD_OK) << bd_last_error();
+    bd_attend_params attend = engine.attend_params(1);
+    EXPECT_EQ(bd_attend(&attend), BD_OK) << bd_last_error();
+    return std::vector<float>(engine.output.begin(), engine.output.begin() + 4 * kDim);
+  };
+  const auto distance = [](const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+    return std::sqrt(sum);
+  };
+  const std::vector<float> exact = output({{"mode", "bf16"}, {"key_shift_file", ""}});
+  const std::vector<float> with = output(nlohmann::json::object());
+  const std::vector<float> without = output({{"value_shift", false}});
+  EXPECT_GT(distance(without, exact), 5 * distance(with, exact));
+  // The means of values alone.
+  EXPECT_LT(distance(output({{"key_shift", false}}), exact), distance(without, exact));
+}
+
 TEST_F(CapiCalibration, ARankSavesItsHeadsUnderAnotherName) {
   const Runtime runtime(recipe("calibrate_file").c_str());
   bd_layer_options options = layer_options();
@@ -211,14 +265,21 @@ TEST_F(CapiCalibration, NonFiniteKeysAreNamedOnceAndLeftOut) {
   engine.rows[static_cast<std::size_t>(40 * kHeads * kDim + kDim)] = NAN;  // row 40, head 1
   ASSERT_EQ(engine.build(200, 200), BD_OK);
   bd_write_params p = engine.write_params(200);
-  p.value = p.key;
+  std::vector<float> values(engine.rows.size(), 1.0F);
+  p.value.data = values.data();
   ASSERT_EQ(bd_write(&p), BD_OK);
   const auto told = nlohmann::json::parse(bd_calibration_describe(runtime.handle));
-  EXPECT_EQ(told["non_finite"], nlohmann::json({{"layer", 1}, {"kv_head", 1}}));
+  EXPECT_EQ(told["non_finite"], nlohmann::json({{"side", "key"}, {"layer", 1}, {"kv_head", 1}}));
   EXPECT_EQ(told["skipped_rows"], 1);
   EXPECT_EQ(told["tokens"], 183);
   EXPECT_TRUE(
       nlohmann::json::parse(bd_calibration_describe(runtime.handle))["non_finite"].is_null());
+  engine.rows[static_cast<std::size_t>(40 * kHeads * kDim + kDim)] = 1.0F;
+  values[static_cast<std::size_t>(50 * kHeads * kDim)] = INFINITY;  // row 50, head 0
+  ASSERT_EQ(bd_write(&p), BD_OK);
+  const auto then = nlohmann::json::parse(bd_calibration_describe(runtime.handle));
+  EXPECT_EQ(then["non_finite"], nlohmann::json({{"side", "value"}, {"layer", 1}, {"kv_head", 0}}));
+  EXPECT_EQ(then["skipped_rows"], 2);
 }
 
 TEST_F(CapiCalibration, ANewSidecarBringsItsOwnTau) {

@@ -87,7 +87,7 @@ TEST_F(Cli, ServePassesFurtherFlagsOn) {
 
 TEST_F(Cli, ServeFindsKeyMeansInTheModelsFolder) {
   const nlohmann::json without = json_of(serve("--dry-run --json"));
-  EXPECT_HAS(without["notes"].dump(), "no key means");
+  EXPECT_HAS(without["notes"].dump(), "no key and value means");
   KeyShift sidecar;
   sidecar.num_layers = 2;
   sidecar.num_kv_heads = 1;

@@ -23,6 +23,7 @@ KeyShift whole() {
   all.num_kv_heads = kHeads;
   all.head_dim = kDim;
   for (int i = 0; i < kLayers * kHeads * kDim; ++i) all.values.push_back(static_cast<float>(i));
+  for (const float mean : all.values) all.value_means.push_back(0.5F - mean);
   return all;
 }
 
@@ -32,9 +33,12 @@ KeyShift part(int first, int last, const std::string& tokens = "1000") {
   out.path = "means.heads" + std::to_string(first) + "-" + std::to_string(last);
   out.num_kv_heads = last - first + 1;
   out.values.clear();
+  out.value_means.clear();
   for (int layer = 0; layer < kLayers; ++layer) {
     const std::span<const float> rows = all.slice(layer, first, out.num_kv_heads);
     out.values.insert(out.values.end(), rows.begin(), rows.end());
+    const std::span<const float> values = all.value_slice(layer, first, out.num_kv_heads);
+    out.value_means.insert(out.value_means.end(), values.begin(), values.end());
   }
   out.metadata = {{"kv_heads", std::to_string(first) + "-" + std::to_string(last)},
                   {"total_kv_heads", std::to_string(kHeads)},
@@ -57,6 +61,7 @@ TEST(JoinKeyShift, GivesTheWholeInAnyOrder) {
     const Result<KeyShift> joined = join_key_shift(parts);
     ASSERT_TRUE(joined.ok()) << joined.status().message();
     EXPECT_EQ(joined.value().values, whole().values);
+    EXPECT_EQ(joined.value().value_means, whole().value_means);
     EXPECT_EQ(joined.value().metadata.at("model"), "tiny");
     EXPECT_EQ(joined.value().metadata.at("tokens"), "900");
     EXPECT_EQ(joined.value().metadata.count("kv_heads"), 0U);
@@ -71,6 +76,14 @@ TEST(JoinKeyShift, RanksThatShareAHeadMustAgree) {
   EXPECT_EQ(join_key_shift(parts).value().values, whole().values);
   parts[1].values[0] += 1.0F;
   expect_refused(parts, StatusCode::kInvalidArgument, "both hold KV head 2");
+  parts[1].values[0] -= 1.0F;
+  parts[1].value_means[0] += 1.0F;
+  expect_refused(parts, StatusCode::kInvalidArgument, "both hold KV head 2");
+  for (KeyShift& p : parts) p.value_means.clear();
+  ASSERT_TRUE(join_key_shift(parts).ok());
+  EXPECT_TRUE(join_key_shift(parts).value().value_means.empty());
+  parts[2].value_means = parts[2].values;
+  expect_refused(parts, StatusCode::kInvalidArgument, "one holds value means");
 }
 
 TEST(JoinKeyShift, RefusesWhatIsNoWhole) {

@@ -217,6 +217,29 @@ TEST_F(SidecarTest, RoundTripAndSlices) {
   ASSERT_EQ(slice.size(), 128U);
   EXPECT_EQ(slice[0], 0.25F * ((2 * 4 + 1) * 64));
   EXPECT_EQ(slice[127], 0.25F * ((2 * 4 + 1) * 64 + 127));
+  EXPECT_TRUE(read.value_means.empty());
+  EXPECT_TRUE(read.value_slice(2, 1, 2).empty());
+}
+
+TEST_F(SidecarTest, ValueMeansBesideThoseOfKeys) {
+  KeyShift written = sidecar(3, 4, 64);
+  for (const float mean : written.values) written.value_means.push_back(1.0F - mean);
+  ASSERT_TRUE(save_key_shift(written, path_).ok());
+  const KeyShift read = load_key_shift(path_).take();
+  EXPECT_EQ(read.values, written.values);
+  EXPECT_EQ(read.value_means, written.value_means);
+  EXPECT_EQ(read.value_slice(2, 1, 2)[5], 1.0F - read.slice(2, 1, 2)[5]);
+  const std::string bytes(256 * 2, '\0');
+  const Status shape =
+      parse_key_shift("f",
+                      bytes_of(file_of(R"({"key_shift": {"dtype": "F32", "shape": [1, 1, 64],)"
+                                       R"( "data_offsets": [0, 256]}, "value_shift": {"dtype":)"
+                                       R"( "F32", "shape": [1, 64, 1], "data_offsets": [256,)"
+                                       R"( 512]}})",
+                                       bytes)))
+          .status();
+  EXPECT_EQ(shape.code(), StatusCode::kInvalidArgument);
+  EXPECT_HAS(shape.message(), "'value_shift' has shape [1, 64, 1]");
 }
 
 TEST_F(SidecarTest, CutInHalf) {

@@ -173,8 +173,9 @@ void CalibrateRunner::report_non_finite(const Json& answers, const std::string& 
     const Json at = answer.value("non_finite", Json());
     if (!at.is_object()) continue;
     progress_->say(fmt::format(
-        "  WARNING: layer {}, KV head {} gave NaN or infinity in {}; such rows are left out.",
-        at.value("layer", -1), at.value("kv_head", -1), prompt));
+        "  WARNING: a {} of layer {}, KV head {} was NaN or infinite in {}; such rows are left "
+        "out.",
+        at.value("side", "key"), at.value("layer", -1), at.value("kv_head", -1), prompt));
   }
   skipped_rows_ = rows;
 }

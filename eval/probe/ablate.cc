@@ -45,17 +45,16 @@ std::vector<AblationRow> ablation_rows(const std::string& key_shift_file, bool f
     recipe.update(changes);
     return recipe;
   };
-  const Json no_shift = {{"key_shift", false}, {"key_shift_file", ""}};
-  Json nothing = no_shift;
-  nothing.update(
-      {{"sink_tokens", 0}, {"tail_tokens", 0}, {"hadamard", false}, {"key_rule", "amax6"}});
+  const Json nothing = {{"sink_tokens", 0},    {"tail_tokens", 0},   {"hadamard", false},
+                        {"key_rule", "amax6"}, {"key_shift", false}, {"value_shift", false}};
   std::vector<AblationRow> rows = {
       row("neighbours", "fp8", {{"mode", "fp8"}}),
       row("neighbours", "nvfp4 (vLLM's values)", {{"mode", "nvfp4"}}),
       row("off", "the whole recipe", full),
       row("off", "without BF16 sink", with({{"sink_tokens", 0}})),
       row("off", "without BF16 tail", with({{"tail_tokens", 0}})),
-      row("off", "without key means", with(no_shift)),
+      row("off", "without key means", with({{"key_shift", false}})),
+      row("off", "without value means", with({{"value_shift", false}})),
       row("off", "without Hadamard", with({{"hadamard", false}})),
       row("off", "keys amax6, not four_six", with({{"key_rule", "amax6"}})),
       row("off", "all of these off", with(nothing)),
@@ -64,6 +63,8 @@ std::vector<AblationRow> ablation_rows(const std::string& key_shift_file, bool f
       row("beyond", "values code_search", with({{"value_rule", "code_search"}})),
       row("beyond", "both code_search",
           with({{"key_rule", "code_search"}, {"value_rule", "code_search"}})),
+      row("beyond", "keys code_search, tail 128",
+          with({{"key_rule", "code_search"}, {"tail_tokens", 128}})),
       row("beyond", "sink 4", with({{"sink_tokens", 4}})),
       row("beyond", "sink 64", with({{"sink_tokens", 64}})),
       row("beyond", "tail 16", with({{"tail_tokens", 16}})),

@@ -39,6 +39,7 @@ struct Recipe {
   int tail_tokens = 64;  // 0 = only the incomplete group
   bool hadamard = true;
   bool key_shift = true;         // subtract the sidecar's key means
+  bool value_shift = true;       // keep the sidecar's value means, if it has any, out of pages
   std::string key_shift_file;    // key_shift.safetensors; empty = none (then key_shift must be off
                                  // or calibration on)
   std::string outer_scale_file;  // key_outer and value_outer; empty = all outer scales are 1

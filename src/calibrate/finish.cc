@@ -73,6 +73,14 @@ void for_each_channel(const CalibrationState& before, const CalibrationState& af
   }
 }
 
+Result<std::vector<float>> means_of(const CalibrationState& state, const KeySums& sums) {
+  Result<std::unique_ptr<KeyMeanAccumulator>> made =
+      KeyMeanAccumulator::make(state.num_layers, state.num_kv_heads, state.head_dim);
+  if (!made.ok()) return made.status();
+  if (Status s = made.value()->restore(sums, 0, state.num_kv_heads); !s.ok()) return s;
+  return made.value()->means(state.layers, 0, state.num_kv_heads);
+}
+
 }  // namespace
 
 Result<KeyShift> finish_calibration(const CalibrationState& state) {
@@ -83,7 +91,10 @@ Result<KeyShift> finish_calibration(const CalibrationState& state) {
   if (Status s = means.restore(state.keys, 0, state.num_kv_heads); !s.ok()) return s;
   Result<std::vector<float>> values = means.means(state.layers, 0, state.num_kv_heads);
   if (!values.ok()) return values.status();
+  Result<std::vector<float>> of_values = means_of(state, state.values);
+  if (!of_values.ok()) return of_values.status();
   KeyShift sidecar;
+  sidecar.value_means = of_values.take();
   sidecar.num_layers = state.num_layers;
   sidecar.num_kv_heads = state.num_kv_heads;
   sidecar.head_dim = state.head_dim;

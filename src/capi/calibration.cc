@@ -18,6 +18,9 @@ Status prepare_calibration(RuntimeState* runtime, const bd_layer_options& o) {
         KeyMeanAccumulator::make(o.num_layers, o.total_kv_heads, o.head_dim);
     if (!made.ok()) return made.status();
     runtime->key_means = made.take();
+    made = KeyMeanAccumulator::make(o.num_layers, o.total_kv_heads, o.head_dim);
+    if (!made.ok()) return made.status();
+    runtime->value_means = made.take();
     runtime->first_kv_head = o.first_kv_head;
     runtime->num_kv_heads = o.num_kv_heads;
     for (int layer = 0; layer < o.num_layers; ++layer) {
@@ -39,15 +42,20 @@ Status prepare_calibration(RuntimeState* runtime, const bd_layer_options& o) {
   return {};
 }
 
-Status observe_keys(const bd_layer& layer, const bd_steps& steps, const TensorView& key) {
+Status observe_rows(const bd_layer& layer, const bd_steps& steps, const TensorView& key,
+                    const TensorView& value) {
   RuntimeState& runtime = *layer.runtime;
   if (runtime.recipe.calibrate_file.empty()) return {};
   const std::lock_guard<std::mutex> lock(runtime.mutex);
   if (runtime.phase != CalibrationPhase::kAll && runtime.phase != CalibrationPhase::kKeys) {
     return {};
   }
-  return runtime.key_means->add(layer.layer_index, layer.first_kv_head, layer.config.num_kv_heads,
-                                key, steps.plan.num_tokens, steps.slots.data());
+  const auto add = [&](KeyMeanAccumulator* means, const TensorView& rows) {
+    return means->add(layer.layer_index, layer.first_kv_head, layer.config.num_kv_heads, rows,
+                      steps.plan.num_tokens, steps.slots.data());
+  };
+  if (Status s = add(runtime.key_means.get(), key); !s.ok()) return s;
+  return add(runtime.value_means.get(), value);
 }
 
 namespace {
@@ -82,6 +90,7 @@ CalibrationState state_of(const RuntimeState& runtime) {
   state.total_kv_heads = means.num_kv_heads();
   state.layers.assign(runtime.calibrated_layers.begin(), runtime.calibrated_layers.end());
   state.keys = means.state(runtime.first_kv_head, runtime.num_kv_heads);
+  state.values = runtime.value_means->state(runtime.first_kv_head, runtime.num_kv_heads);
   for (const TauCalibrator& tau : runtime.taus) state.probabilities.push_back(tau.histogram());
   return state;
 }
@@ -124,23 +133,32 @@ Status save(RuntimeState* runtime, const char* path, std::uint64_t* tokens) {
   return save_key_shift(sidecar, target);
 }
 
-// The layers take the means observed so far.
+// The layers take the means observed so far, each side as the recipe says.
 Status adopt_means(RuntimeState* runtime) {
   const std::vector<int> layers(runtime->calibrated_layers.begin(),
                                 runtime->calibrated_layers.end());
-  const Result<std::vector<float>> means =
-      runtime->key_means->means(layers, runtime->first_kv_head, runtime->num_kv_heads);
-  if (!means.ok()) return means.status();
-  const auto size = static_cast<std::size_t>(runtime->num_kv_heads) *
-                    static_cast<std::size_t>(runtime->key_means->head_dim());
-  for (bd_layer* layer : runtime->live_calibrated) {
-    const auto begin =
-        means.value().begin() +
-        static_cast<std::ptrdiff_t>(static_cast<std::size_t>(layer->layer_index) * size);
-    layer->key_shift.assign(begin, begin + static_cast<std::ptrdiff_t>(size));
-    layer->config.key_shift = layer->key_shift.data();
+  const auto size = static_cast<std::ptrdiff_t>(runtime->num_kv_heads) *
+                    static_cast<std::ptrdiff_t>(runtime->key_means->head_dim());
+  const auto take = [&](const KeyMeanAccumulator& from, std::vector<float> bd_layer::*rows,
+                        const float* LayerConfig::*shift) -> Status {
+    const Result<std::vector<float>> means =
+        from.means(layers, runtime->first_kv_head, runtime->num_kv_heads);
+    if (!means.ok()) return means.status();
+    for (bd_layer* layer : runtime->live_calibrated) {
+      const auto begin = means.value().begin() + layer->layer_index * size;
+      (layer->*rows).assign(begin, begin + size);
+      layer->config.*shift = (layer->*rows).data();
+    }
+    return {};
+  };
+  if (runtime->recipe.key_shift) {
+    if (Status s = take(*runtime->key_means, &bd_layer::key_shift, &LayerConfig::key_shift);
+        !s.ok()) {
+      return s;
+    }
   }
-  return {};
+  if (!runtime->recipe.value_shift) return {};
+  return take(*runtime->value_means, &bd_layer::value_shift, &LayerConfig::value_shift);
 }
 
 Status set_phase(RuntimeState* runtime, std::string_view name) {
@@ -148,8 +166,7 @@ Status set_phase(RuntimeState* runtime, std::string_view name) {
   if (Status s = check_calibrating(*runtime); !s.ok()) return s;
   for (const auto& [known, phase] : kPhases) {
     if (name != known) continue;
-    const bool takes_means = phase == CalibrationPhase::kProbabilities && runtime->recipe.key_shift;
-    if (takes_means) {
+    if (phase == CalibrationPhase::kProbabilities) {
       if (Status s = adopt_means(runtime); !s.ok()) return s;
     }
     runtime->phase = phase;
@@ -189,6 +206,11 @@ Status load_state(RuntimeState* runtime, const std::string& path) {
   if (Status s = means.restore(state.keys, state.first_kv_head, state.num_kv_heads); !s.ok()) {
     return s;
   }
+  if (Status s =
+          runtime->value_means->restore(state.values, state.first_kv_head, state.num_kv_heads);
+      !s.ok()) {
+    return s;
+  }
   for (std::size_t i = 0; i < runtime->taus.size(); ++i) {
     runtime->taus[i].histogram() = state.probabilities[i];
   }
@@ -210,10 +232,12 @@ std::string describe(RuntimeState& runtime) {
     if (phase == runtime.phase) json["phase"] = name;
   }
   json["tokens"] = runtime.calibrated_layers.empty() ? 0 : tokens;
-  json["skipped_rows"] = means.skipped_rows();
+  json["skipped_rows"] = means.skipped_rows() + runtime.value_means->skipped_rows();
   json["non_finite"] = nullptr;
-  if (const std::optional<NonFiniteKey> at = means.take_non_finite(); at) {
-    json["non_finite"] = {{"layer", at->layer}, {"kv_head", at->kv_head}};
+  for (const auto& [side, of] : {std::pair("value", runtime.value_means.get()), {"key", &means}}) {
+    if (const std::optional<NonFiniteKey> at = of->take_non_finite(); at) {
+      json["non_finite"] = {{"side", side}, {"layer", at->layer}, {"kv_head", at->kv_head}};
+    }
   }
   json["blocks"] = static_cast<std::uint64_t>(blocks);
   return json.dump();

@@ -97,6 +97,7 @@ struct RuntimeState {
   StepCounters ended_steps;  // of destroyed bd_steps
   std::uint64_t builds = 0;
   std::unique_ptr<KeyMeanAccumulator> key_means;
+  std::unique_ptr<KeyMeanAccumulator> value_means;  // where key_means is
   std::set<int> calibrated_layers;
   std::set<bd_layer*> live_calibrated;  // the layers behind them
   int first_kv_head = 0;                // of this rank
@@ -113,7 +114,8 @@ struct RuntimeState {
 // Accumulators for a layer of a runtime that calibrates; all layers must agree on the shape.
 Status prepare_calibration(RuntimeState* runtime, const bd_layer_options& options);
 // Keys of this step's rows, except padding and sinks.
-Status observe_keys(const bd_layer& layer, const bd_steps& steps, const TensorView& key);
+Status observe_rows(const bd_layer& layer, const bd_steps& steps, const TensorView& key,
+                    const TensorView& value);
 // Probabilities of some rows of this step, while they are being observed.
 Status observe_probabilities(const bd_layer& layer, const AttendParams& params);
 // Takes tau from the sidecar when the recipe leaves it to calibration and none is under way; a
@@ -136,6 +138,7 @@ struct bd_layer {
   float softcap = 0.0F;
   int window_left = -1;
   std::vector<float> key_shift;
+  std::vector<float> value_shift;
   std::vector<float> attn_sink;
   std::vector<std::int8_t> key_outer;
   std::vector<std::int8_t> value_outer;

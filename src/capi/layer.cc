@@ -57,9 +57,16 @@ Status take_key_shift(RuntimeState* runtime, const bd_layer_options& o, bd_layer
     if (Status s = check_key_shift(sidecar, o.num_layers, o.total_kv_heads, o.head_dim); !s.ok()) {
       return s;
     }
-    const auto slice = sidecar.slice(o.layer_index, o.first_kv_head, o.num_kv_heads);
-    layer->key_shift.assign(slice.begin(), slice.end());
-    layer->config.key_shift = layer->key_shift.data();
+    if (runtime->recipe.key_shift) {
+      const auto slice = sidecar.slice(o.layer_index, o.first_kv_head, o.num_kv_heads);
+      layer->key_shift.assign(slice.begin(), slice.end());
+      layer->config.key_shift = layer->key_shift.data();
+    }
+    if (runtime->recipe.value_shift && !sidecar.value_means.empty()) {
+      const auto slice = sidecar.value_slice(o.layer_index, o.first_kv_head, o.num_kv_heads);
+      layer->value_shift.assign(slice.begin(), slice.end());
+      layer->config.value_shift = layer->value_shift.data();
+    }
   }
   if (!runtime->recipe.calibrate_file.empty()) {
     if (Status s = prepare_calibration(runtime, o); !s.ok()) return s;

@@ -33,6 +33,7 @@ nlohmann::ordered_json describe_key_shift(const KeyShift& sidecar) {
           {"layers", sidecar.num_layers},
           {"heads", sidecar.num_kv_heads},
           {"head_dim", sidecar.head_dim},
+          {"value_means", !sidecar.value_means.empty()},
           {"metadata", sidecar.metadata}};
 }
 
@@ -70,6 +71,12 @@ std::string describe(const RuntimeState& state) {
   if (state.key_shift) {
     warnings = state.key_shift->warnings;
     add_model_warning("key means", *state.key_shift, state.model, &warnings);
+    if (state.recipe.value_shift && state.key_shift->value_means.empty()) {
+      warnings.push_back(fmt::format(
+          "'{}' holds no value means, so values are stored with theirs, less accurately; "
+          "`bitdecoding calibrate` makes them, \"value_shift\": false says that none are wanted",
+          state.key_shift->path));
+    }
   }
   if (state.outer_scales) {
     add_model_warning("outer scales", *state.outer_scales, state.model, &warnings);
@@ -104,7 +111,8 @@ Status create(const bd_runtime_options& options, bd_runtime** runtime) {
   if (!recipe.ok()) return recipe.status();
   state->recipe = recipe.take();
   if (options.model != nullptr) state->model = options.model;
-  if (state->recipe.key_shift && !state->recipe.key_shift_file.empty()) {
+  const bool means = state->recipe.key_shift || state->recipe.value_shift;
+  if (means && !state->recipe.key_shift_file.empty()) {
     Result<KeyShift> sidecar = load_key_shift(state->recipe.key_shift_file);
     if (!sidecar.ok()) return sidecar.status();
     state->key_shift = sidecar.take();

@@ -140,7 +140,7 @@ Status write(const bd_write_params& p) {
   if (layer.runtime->probe != nullptr) {
     if (Status s = layer.runtime->probe->write(p); !s.ok()) return s;
   }
-  return observe_keys(layer, *p.steps, params.key);
+  return observe_rows(layer, *p.steps, params.key, params.value);
 }
 
 Status attend(const bd_attend_params& p) {

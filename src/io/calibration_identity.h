@@ -15,7 +15,7 @@ namespace bitdecoding {
 
 using Identity = std::map<std::string, std::string>;
 
-inline constexpr const char* kCalibrationVersion = "1";
+inline constexpr const char* kCalibrationVersion = "2";
 // The folder of a model in which its calibration lies, and the sidecar in it.
 inline constexpr const char* kCalibrationFolder = "calibration";
 inline constexpr const char* kCalibrationFile = "key_shift.safetensors";

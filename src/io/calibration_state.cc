@@ -13,7 +13,7 @@
 namespace bitdecoding {
 namespace {
 
-constexpr const char* kVersion = "1";
+constexpr const char* kVersion = "2";
 constexpr std::size_t kFactors = kCalibratedFactors.size();
 constexpr std::size_t kHistogram = ProbabilityHistogram::kRows * kE4m3Codes;
 
@@ -102,6 +102,10 @@ Status save_calibration_state(const CalibrationState& state, const std::string& 
       {"key_skipped", &state.keys.skipped},
       {"key_sums", &state.keys.sums},
       {"key_squares", &state.keys.squares},
+      {"value_rows", &state.values.rows},
+      {"value_skipped", &state.values.skipped},
+      {"value_sums", &state.values.sums},
+      {"value_squares", &state.values.squares},
       {"probability_codes", &codes},
       {"probability_mass", &mass}};
   tensors.reserve(all.size());
@@ -137,6 +141,10 @@ Result<CalibrationState> load_calibration_state(const std::string& path) {
                  {"key_skipped", heads, &state.keys.skipped},
                  {"key_sums", heads * size(state.head_dim), &state.keys.sums},
                  {"key_squares", heads * size(state.head_dim), &state.keys.squares},
+                 {"value_rows", heads, &state.values.rows},
+                 {"value_skipped", heads, &state.values.skipped},
+                 {"value_sums", heads * size(state.head_dim), &state.values.sums},
+                 {"value_squares", heads * size(state.head_dim), &state.values.squares},
                  {"probability_codes", factors * kHistogram, &codes},
                  {"probability_mass", factors, &mass}};
   for (const auto& tensor : tensors) {
@@ -172,6 +180,15 @@ Status check_same(const CalibrationState& a, const CalibrationState& b) {
                       a.path, b.path)};
 }
 
+void copy_head(const KeySums& in, std::size_t from, std::size_t dim, std::size_t to, KeySums* out) {
+  out->rows[to] = in.rows[from];
+  out->skipped[to] = in.skipped[from];
+  for (std::size_t d = 0; d < dim; ++d) {
+    out->sums[to * dim + d] = in.sums[from * dim + d];
+    out->squares[to * dim + d] = in.squares[from * dim + d];
+  }
+}
+
 void take_heads(const CalibrationState& part, std::vector<char>* held, CalibrationState* joined) {
   const std::size_t dim = size(part.head_dim);
   for (int h = 0; h < part.num_kv_heads; ++h) {
@@ -182,12 +199,8 @@ void take_heads(const CalibrationState& part, std::vector<char>* held, Calibrati
       const std::size_t from = size(layer) * size(part.num_kv_heads) + size(h);
       const std::size_t to =
           size(layer) * size(joined->total_kv_heads) + size(part.first_kv_head + h);
-      joined->keys.rows[to] = part.keys.rows[from];
-      joined->keys.skipped[to] = part.keys.skipped[from];
-      for (std::size_t d = 0; d < dim; ++d) {
-        joined->keys.sums[to * dim + d] = part.keys.sums[from * dim + d];
-        joined->keys.squares[to * dim + d] = part.keys.squares[from * dim + d];
-      }
+      copy_head(part.keys, from, dim, to, &joined->keys);
+      copy_head(part.values, from, dim, to, &joined->values);
     }
   }
 }
@@ -208,10 +221,12 @@ Result<CalibrationState> join_calibration_states(const std::vector<CalibrationSt
   // Before anything is allocated: the total is a file's word.
   if (held_heads >= joined.total_kv_heads) {
     const std::size_t heads = size(joined.num_layers) * size(joined.total_kv_heads);
-    joined.keys.rows.assign(heads, 0);
-    joined.keys.skipped.assign(heads, 0);
-    joined.keys.sums.assign(heads * size(joined.head_dim), 0);
-    joined.keys.squares.assign(heads * size(joined.head_dim), 0);
+    for (KeySums* sums : {&joined.keys, &joined.values}) {
+      sums->rows.assign(heads, 0);
+      sums->skipped.assign(heads, 0);
+      sums->sums.assign(heads * size(joined.head_dim), 0);
+      sums->squares.assign(heads * size(joined.head_dim), 0);
+    }
     for (const CalibrationState& part : parts) take_heads(part, &held, &joined);
   }
   const auto missing = std::count(held.begin(), held.end(), 0);

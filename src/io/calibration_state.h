@@ -22,6 +22,7 @@ struct CalibrationState {
   int total_kv_heads = 0;                           // of the model
   std::vector<int> layers;                          // that were observed, ascending
   KeySums keys;                                     // [num_layers][num_kv_heads](...)
+  KeySums values;                                   // the same of V
   std::vector<ProbabilityHistogram> probabilities;  // [num_layers][kCalibratedFactors]
   std::map<std::string, std::string> metadata;      // "note": what the caller wants to know again
 };

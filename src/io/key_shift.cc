@@ -15,6 +15,7 @@ namespace bitdecoding {
 namespace {
 
 constexpr const char* kTensorName = "key_shift";
+constexpr const char* kValueTensorName = "value_shift";
 constexpr const char* kVersion = "1";
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
@@ -77,6 +78,20 @@ void find_warnings(KeyShift* sidecar) {
   }
 }
 
+Status read_value_means(const ByteSource& source, const SafetensorsIndex& index,
+                        const SafetensorsEntry& keys, std::vector<float>* means) {
+  const SafetensorsEntry* entry = index.find(kValueTensorName);
+  if (entry == nullptr) return {};
+  if (entry->shape != keys.shape) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("'{}': tensor 'value_shift' has shape {}; expected that of 'key_shift', {}",
+                        source.name(), shape_text(entry->shape), shape_text(keys.shape))};
+  }
+  Result<std::vector<float>> values = read_float_tensor(source, *entry);
+  if (values.ok()) *means = values.take();
+  return values.ok() ? Status() : values.status();
+}
+
 Result<KeyShift> read_key_shift(const ByteSource& source) {
   Result<SafetensorsIndex> index = read_safetensors_index(source);
   if (!index.ok()) return index.status();
@@ -97,19 +112,32 @@ Result<KeyShift> read_key_shift(const ByteSource& source) {
   sidecar.num_kv_heads = static_cast<int>(entry->shape[1]);
   sidecar.head_dim = static_cast<int>(entry->shape[2]);
   sidecar.values = values.take();
+  if (Status s = read_value_means(source, index.value(), *entry, &sidecar.value_means); !s.ok()) {
+    return s;
+  }
   sidecar.metadata = index.value().metadata;
   find_warnings(&sidecar);
   return sidecar;
 }
 
-}  // namespace
-
-std::span<const float> KeyShift::slice(int layer, int first_head, int num_heads) const {
-  const auto heads = static_cast<std::size_t>(num_kv_heads);
-  const auto dim = static_cast<std::size_t>(head_dim);
+std::span<const float> slice_of(const KeyShift& sidecar, const std::vector<float>& values,
+                                int layer, int first_head, int num_heads) {
+  const auto heads = static_cast<std::size_t>(sidecar.num_kv_heads);
+  const auto dim = static_cast<std::size_t>(sidecar.head_dim);
   const std::size_t begin =
       (static_cast<std::size_t>(layer) * heads + static_cast<std::size_t>(first_head)) * dim;
   return {values.data() + begin, static_cast<std::size_t>(num_heads) * dim};
+}
+
+}  // namespace
+
+std::span<const float> KeyShift::slice(int layer, int first_head, int num_heads) const {
+  return slice_of(*this, values, layer, first_head, num_heads);
+}
+
+std::span<const float> KeyShift::value_slice(int layer, int first_head, int num_heads) const {
+  if (value_means.empty()) return {};
+  return slice_of(*this, value_means, layer, first_head, num_heads);
 }
 
 Result<KeyShift> load_key_shift(const std::string& path) {
@@ -147,12 +175,15 @@ Status check_key_shift(const KeyShift& sidecar, int num_layers, int total_kv_hea
 Status save_key_shift(const KeyShift& sidecar, const std::string& path) {
   std::map<std::string, std::string> metadata = sidecar.metadata;
   metadata["version"] = kVersion;
-  return write_safetensors(path,
-                           {{kTensorName,
-                             "F32",
-                             {sidecar.num_layers, sidecar.num_kv_heads, sidecar.head_dim},
-                             std::as_bytes(std::span(sidecar.values))}},
-                           metadata);
+  const std::vector<std::int64_t> shape = {sidecar.num_layers, sidecar.num_kv_heads,
+                                           sidecar.head_dim};
+  std::vector<SafetensorsTensor> tensors = {
+      {kTensorName, "F32", shape, std::as_bytes(std::span(sidecar.values))}};
+  if (!sidecar.value_means.empty()) {
+    tensors.push_back(
+        {kValueTensorName, "F32", shape, std::as_bytes(std::span(sidecar.value_means))});
+  }
+  return write_safetensors(path, tensors, metadata);
 }
 
 }  // namespace bitdecoding

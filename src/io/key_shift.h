@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sidecar key_shift.safetensors: calibrated means of K after RoPE, one tensor `key_shift`
-// [layers][kv_heads][head_dim], and metadata that says what they were made from.
+// The sidecar key_shift.safetensors: calibrated means of K after RoPE, a tensor `key_shift`
+// [layers][kv_heads][head_dim], those of V, a tensor `value_shift` of the same shape (others' files
+// have none), and metadata that says what they were made from.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +25,14 @@ struct KeyShift {
   int num_kv_heads = 0;
   int head_dim = 0;
   std::vector<float> values;                    // [num_layers][num_kv_heads][head_dim]
+  std::vector<float> value_means;               // of V, the same shape; empty: none
   std::map<std::string, std::string> metadata;  // model, config_hash, tokens, version, ...
   std::vector<std::string> warnings;            // "looks uncalibrated", ...
 
   // Heads [first_head, first_head + num_heads) of a layer; the caller has checked the ranges.
   std::span<const float> slice(int layer, int first_head, int num_heads) const;
+  // The same of V; empty without value means.
+  std::span<const float> value_slice(int layer, int first_head, int num_heads) const;
 };
 
 // kNotFound with the path and the command that makes one; kCorrupt and kInvalidArgument with what

@@ -69,6 +69,12 @@ std::string model_of(const KeyShift& part) {
 }
 
 Status check_same_model(const KeyShift& first, int first_total, const KeyShift& part, int total) {
+  if (part.value_means.empty() != first.value_means.empty()) {
+    return invalid(
+        fmt::format("of '{}' and '{}' one holds value means and the other does not; "
+                    "join files of one run",
+                    first.path, part.path));
+  }
   if (part.num_layers == first.num_layers && part.head_dim == first.head_dim &&
       total == first_total && model_of(part) == model_of(first)) {
     return {};
@@ -90,10 +96,13 @@ Status take_heads(const std::vector<KeyShift>& parts, int index, const Heads& he
     for (int layer = 0; layer < part.num_layers; ++layer) {
       const std::span<const float> source = part.slice(layer, i, 1);
       const std::span<const float> target = joined->slice(layer, head, 1);
+      const std::span<const float> values = part.value_slice(layer, i, 1);
+      const auto at = target.data() - joined->values.data();
       if (from < 0) {
-        std::copy(source.begin(), source.end(),
-                  joined->values.begin() + (target.data() - joined->values.data()));
-      } else if (!std::equal(source.begin(), source.end(), target.begin())) {
+        std::copy(source.begin(), source.end(), joined->values.begin() + at);
+        std::copy(values.begin(), values.end(), joined->value_means.begin() + at);
+      } else if (!std::equal(source.begin(), source.end(), target.begin()) ||
+                 !std::equal(values.begin(), values.end(), joined->value_means.begin() + at)) {
         return invalid(fmt::format(
             "'{}' and '{}' both hold KV head {}, with different means; join files of one run",
             parts[static_cast<std::size_t>(from)].path, part.path, head));
@@ -170,6 +179,7 @@ Result<KeyShift> join_key_shift(const std::vector<KeyShift>& parts) {
   const auto total = static_cast<std::size_t>(joined.num_kv_heads);
   joined.values.resize(static_cast<std::size_t>(joined.num_layers) * total *
                        static_cast<std::size_t>(joined.head_dim));
+  if (!parts[0].value_means.empty()) joined.value_means.resize(joined.values.size());
   std::vector<int> owner(total, -1);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (Status s = take_heads(parts, static_cast<int>(i), heads[i], &owner, &joined); !s.ok()) {

@@ -55,6 +55,7 @@ Recipe plain_recipe(std::string_view mode, Format format) {
   recipe.tail_tokens = 0;
   recipe.hadamard = false;
   recipe.key_shift = false;
+  recipe.value_shift = false;
   recipe.key_rule = ScaleRule::kAmax6;
   recipe.value_rule = ScaleRule::kAmax6;
   recipe.arithmetic = Arithmetic::kWide;

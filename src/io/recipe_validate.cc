@@ -57,6 +57,12 @@ Status check_key_path(const Recipe& recipe) {
                     "'{}'; set \"key_shift\": false",
                     format_name(recipe.format)));
   }
+  if (!is_tiled(recipe.format) && recipe.value_shift) {
+    return invalid(
+        fmt::format("value_shift needs a tiled format (nvfp4 or mxfp4), and format is "
+                    "'{}'; set \"value_shift\": false",
+                    format_name(recipe.format)));
+  }
   if (recipe.key_shift && recipe.key_shift_file.empty() && recipe.calibrate_file.empty()) {
     return invalid(
         std::string("key_shift is on, but key_shift_file, the path of the calibrated key means, is "
