@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "benchmarks/aime/aime.h"
+#include "benchmarks/gpqa/gpqa.h"
 #include "benchmarks/mrcr/mrcr.h"
 #include "benchmarks/protocol.h"
 #include "benchmarks/ruler_niah/ruler_niah.h"
@@ -37,11 +39,11 @@ std::vector<std::unique_ptr<Benchmark>> make_all() {
   };
   absent({"longbench_pro", "LongBench-Pro", true, 4096, 0});
   all.push_back(make_mrcr());
-  absent({"aime", "AIME 2024", false, 38912, 81920});
-  absent({"aime25", "AIME 2025", false, 38912, 81920});
+  all.push_back(make_aime24());
+  all.push_back(make_aime25());
   absent({"lcb", "LiveCodeBench v6", false, 39168, 81920});
   all.push_back(make_ruler_niah());
-  absent({"gpqa", "GPQA Diamond", false, 81920, 0});
+  all.push_back(make_gpqa());
   return all;
 }
 

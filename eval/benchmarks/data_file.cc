@@ -199,4 +199,27 @@ std::string find_data(const LoadOptions& options, std::initializer_list<std::str
   return "";
 }
 
+std::vector<MissingItem> missing_data(const LoadOptions& options, std::string_view file,
+                                      std::string_view parquet, std::string_view source,
+                                      std::string_view licence) {
+  if (!find_data(options, {file}).empty()) return {};
+  MissingItem item;
+  item.what = fmt::format("data file {}", file);
+  item.licence = licence;
+  if (!parquet.empty() && !find_data(options, {parquet}).empty()) {
+    item.how =
+        fmt::format("'{}' is there: tools/eval/parquet_to_jsonl.py makes it of that.", parquet);
+  } else {
+    item.how = fmt::format("tools/eval/stage.py fetches it from the data set {}.", source);
+  }
+  return {item};
+}
+
+Status no_data(const LoadOptions& options, const std::vector<MissingItem>& items) {
+  std::string text = fmt::format("The data folder '{}' lacks something.", options.data_folder);
+  for (const MissingItem& item : items)
+    text += fmt::format(" Missing: {}. {}", item.what, item.how);
+  return {StatusCode::kNotFound, text};
+}
+
 }  // namespace bitdecoding::eval

@@ -71,4 +71,12 @@ Status read_rows(const std::string& path, LoadedRows& loaded,
 // The path of the first of these files that is in the data folder; empty when none is.
 std::string find_data(const LoadOptions& options, std::initializer_list<std::string_view> names);
 
+// What is missing when `file` is not in the data folder: an item that says where it comes from, or
+// that the `parquet` beside it only has to be converted.
+std::vector<MissingItem> missing_data(const LoadOptions& options, std::string_view file,
+                                      std::string_view parquet, std::string_view source,
+                                      std::string_view licence);
+// The same as an error of `load`.
+Status no_data(const LoadOptions& options, const std::vector<MissingItem>& items);
+
 }  // namespace bitdecoding::eval

@@ -67,20 +67,15 @@ class Mrcr : public ProtocolBenchmark {
   Mrcr() : ProtocolBenchmark({"mrcr", "MRCR", true, 4096, 0}) {}
 
   std::vector<MissingItem> missing(const LoadOptions& options) const override {
-    if (!find_data(options, {kFile}).empty()) return {};
-    return {{fmt::format("data file {}", kFile),
-             "From the data set openai/mrcr: tools/eval/stage.py fetches it and keeps the prompts "
-             "of at most 98,048 tokens, counted by the model's tokenizer.",
-             "MIT"}};
+    return missing_data(options, kFile, "",
+                        "openai/mrcr and keeps the prompts of at most 98,048 tokens, counted by "
+                        "the model's tokenizer",
+                        "MIT");
   }
 
   Result<LoadedRows> load(const LoadOptions& options) const override {
     const std::string path = find_data(options, {kFile});
-    if (path.empty()) {
-      return Status(StatusCode::kNotFound,
-                    fmt::format("There is no '{}/{}'. {}", options.data_folder, kFile,
-                                missing(options).front().how));
-    }
+    if (path.empty()) return no_data(options, missing(options));
     LoadedRows loaded;
     int number = 0;
     const Status status = read_rows(
