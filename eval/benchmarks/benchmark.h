@@ -94,6 +94,8 @@ struct MissingItem {
   std::string what;     // "data file mrcr/_filtered_le98048.jsonl"
   std::string how;      // where it comes from, how to get it
   std::string licence;  // of the data; empty where none applies
+  // The benchmark runs without it; some of its scores are then missing.
+  bool optional = false;
 };
 
 // Stateless but for its settings: all functions may be called from several threads.

@@ -6,6 +6,7 @@
 
 #include "benchmarks/aime/aime.h"
 #include "benchmarks/gpqa/gpqa.h"
+#include "benchmarks/longbench_pro/longbench_pro.h"
 #include "benchmarks/mrcr/mrcr.h"
 #include "benchmarks/protocol.h"
 #include "benchmarks/ruler_niah/ruler_niah.h"
@@ -18,7 +19,7 @@ class Absent : public ProtocolBenchmark {
  public:
   explicit Absent(const Protocol& protocol) : ProtocolBenchmark(protocol) {}
   std::vector<MissingItem> missing(const LoadOptions&) const override {
-    return {{"adapter of " + std::string(name()), "It is not in this build.", ""}};
+    return {{"adapter of " + std::string(name()), "It is not in this build.", "", false}};
   }
   Result<LoadedRows> load(const LoadOptions&) const override { return absent(); }
   Result<Score> score(const BenchmarkRow&, const std::string&, const LoadOptions&) const override {
@@ -37,7 +38,7 @@ std::vector<std::unique_ptr<Benchmark>> make_all() {
   const auto absent = [&](const Protocol& protocol) {
     all.push_back(std::make_unique<Absent>(protocol));
   };
-  absent({"longbench_pro", "LongBench-Pro", true, 4096, 0});
+  all.push_back(make_longbench_pro());
   all.push_back(make_mrcr());
   all.push_back(make_aime24());
   all.push_back(make_aime25());

@@ -28,6 +28,29 @@ std::string reason(const nlohmann::json::exception& error) {
   return end == std::string::npos ? text : text.substr(end + 2);
 }
 
+// A file that is one JSON list.
+Status read_list(const std::string& path, std::istream& file, Problems& problems,
+                 const std::function<void(DataLine&)>& use) {
+  nlohmann::json list;
+  try {
+    list = nlohmann::json::parse(file);
+  } catch (const nlohmann::json::exception& error) {
+    return {StatusCode::kCorrupt,
+            fmt::format("'{}' begins as a JSON list and is none: {}.", path, reason(error))};
+  }
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    DataLine out;
+    out.where = fmt::format("{} item {}", path, i + 1);
+    out.value = std::move(list[i]);
+    if (out.value.is_object()) {
+      use(out);
+    } else {
+      problems.push_back({out.where, "is " + json_kind(out.value) + ", not an object {...}"});
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string json_kind(const nlohmann::json& value) {
@@ -46,6 +69,9 @@ Status read_lines(const std::string& path, Problems& problems,
     return {StatusCode::kNotFound,
             fmt::format("'{}' cannot be read: {}.", path, std::strerror(errno))};
   }
+  if ((file >> std::ws).peek() == '[') return read_list(path, file, problems, use);
+  file.clear();
+  file.seekg(0);
   std::string text;
   std::uint64_t offset = 0;
   for (int number = 1; std::getline(file, text); ++number) {

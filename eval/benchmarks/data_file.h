@@ -26,7 +26,8 @@ struct DataLine {
 using Problems = std::vector<RowProblem>;
 
 // Lines end with LF or CRLF; a byte order mark and empty lines are passed over. A line that is no
-// JSON object in UTF-8 becomes a problem. `use` gets every other line.
+// JSON object in UTF-8 becomes a problem. `use` gets every other line. A file that begins with a
+// bracket is one JSON list: `use` gets its items, which have no offset.
 Status read_lines(const std::string& path, Problems& problems,
                   const std::function<void(DataLine&)>& use);
 
