@@ -194,10 +194,11 @@ class Runtime:
         thousandths = self.page_info(head_dim, page_size).bytes_per_token_x1000
         sidecar = self.described.get("sidecar")
         outer = self.described.get("outer_scales")
+        chosen = self.described["recipe"]
         logger.info(
             "bitdecoding %s: mode %s, pages %s, backend %s, ISA %s, %s threads, %g bytes a token "
             "and KV head, capacity %d tokens in pages of %d, BF16 pool %d slots of %d tokens = %d "
-            "bytes in %d layers, key means %s, outer scales %s, %s",
+            "bytes in %d layers, key means %s, value means %s, outer scales %s, %s",
             self.lib.version,
             self.mode,
             self.format,
@@ -211,7 +212,8 @@ class Runtime:
             pool.group_tokens,
             pool.total_bytes,
             pool.num_layers,
-            sidecar["path"] if sidecar else "off",
+            sidecar["path"] if sidecar and chosen["key_shift"] else "off",
+            "on" if sidecar and sidecar["value_means"] and chosen["value_shift"] else "off",
             outer["path"] if outer else "off",
             self.note,
         )
