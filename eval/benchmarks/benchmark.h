@@ -73,7 +73,11 @@ struct LoadOptions {
   // such scores are missing.
   std::string embedding_endpoint;
   std::string embedding_model;  // empty: the first that the server names
-  // The Python that runs the tools of tools/eval/ (Chinese segmentation), and their folder; empty:
+  // The days, YYYY-MM-DD, of the problems that are asked, the last included; empty: no bound.
+  std::string date_from;
+  std::string date_to;
+  // The Python that runs the tools of tools/eval/ (Chinese words, programs in the
+  // sandbox), and their folder; empty:
   // `python3`, and the folder beside the source tree that was built.
   std::string python;
   std::string tools_folder;

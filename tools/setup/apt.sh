@@ -34,6 +34,8 @@ packages=(
   build-essential g++ clang cmake ninja-build ccache pkg-config git
   # Libraries: SIMD, text, command line, JSON, HTTP with TLS.
   libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libcpp-httplib-dev libssl-dev
+  # Packed tests of a benchmark, and the sandbox that its programs run in.
+  zlib1g-dev bubblewrap
   # Tests and benchmarks.
   libgtest-dev libgmock-dev libbenchmark-dev
   # Checks.
