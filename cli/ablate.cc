@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "bitdecoding/recipe.h"
 #include "calibration_path.h"
 #include "commands.h"
 #include "engine/folder_lock.h"
@@ -24,8 +25,35 @@ struct Options {
   eval::ProbeOptions probe;
   std::string key_shift;
   std::string out;
+  std::vector<std::string> recipes;  // files
+  bool only = false;
   bool fp4 = false;
 };
+
+// The table's rows, and those of the user's own recipes, which take the calibration unless they
+// name another.
+Result<std::vector<eval::AblationRow>> wanted_rows(const Options& options,
+                                                   const std::string& means) {
+  std::vector<eval::AblationRow> rows;
+  if (!options.only) rows = eval::ablation_rows(means, options.fp4);
+  for (const std::string& file : options.recipes) {
+    Result<Recipe> recipe = read_recipe(file);
+    if (!recipe.ok()) return recipe.status();
+    Recipe& own = recipe.value();
+    if (is_tiled(own.format) && own.key_shift_file.empty()) own.key_shift_file = means;
+    if (Status s = validate_recipe(own); !s.ok()) {
+      return Status(s.code(), fmt::format("{}: {}", file, s.message()));
+    }
+    eval::AblationRow row;
+    row.group = "own";
+    row.name = std::filesystem::path(file).stem().string();
+    row.recipe = recipe_to_json(own, -1);
+    rows.push_back(std::move(row));
+  }
+  if (!rows.empty()) return rows;
+  return Status(StatusCode::kInvalidArgument,
+                "--only-recipes measures nothing without --recipe FILE; name one");
+}
 
 int run(const Options& options) {
   eval::ProbeOptions probe = options.probe;
@@ -46,11 +74,12 @@ int run(const Options& options) {
   eval::Progress progress(STDOUT_FILENO);
   const Result<eval::FolderLock> lock = eval::FolderLock::take(probe.scratch);
   if (!lock.ok()) return fail(lock.status());
+  Result<std::vector<eval::AblationRow>> wanted = wanted_rows(options, means.value());
+  if (!wanted.ok()) return fail(wanted.status());
   eval::ProbeEngine engine(probe, &progress);
   if (Status s = engine.start(); !s.ok()) return fail(s);
-  std::vector<eval::AblationRow> wanted = eval::ablation_rows(means.value(), options.fp4);
   Result<std::vector<eval::AblationRow>> rows =
-      eval::run_ablation(&engine, std::move(wanted), &progress);
+      eval::run_ablation(&engine, wanted.take(), &progress);
   if (!rows.ok()) return fail(rows.status());
   progress.say(fmt::format(
       "\n{} tokens of {}, scored from position {} on, chunks of {}; key means "
@@ -83,6 +112,10 @@ void add_ablate(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command->add_option("--out", options->out,
                       "Folder for logs and ablation.json; default: out/ablate");
+  command->add_option("--recipe", options->recipes,
+                      "Recipe files to measure beside the table's rows; key means as above unless "
+                      "they name a file");
+  command->add_flag("--only-recipes", options->only, "Measure those and leave out the table");
   command->add_flag("--fp4", options->fp4,
                     "Also FP4 arithmetic (two-term queries, c, tau): an emulation, slow");
   command->callback([options, exit_code] { *exit_code = run(*options); });

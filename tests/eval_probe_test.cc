@@ -35,9 +35,12 @@ TEST(Ablation, EachElementIsOffAlone) {
   EXPECT_EQ(of("without BF16 sink").tail_tokens, 64);
   EXPECT_FALSE(of("without key means").key_shift);
   EXPECT_TRUE(of("without key means").hadamard);
+  EXPECT_TRUE(of("without key means").value_shift);
+  EXPECT_FALSE(of("without value means").value_shift);
+  EXPECT_TRUE(of("without value means").key_shift);
   const Recipe off = of("all of these off");
   EXPECT_EQ(off.sink_tokens + off.tail_tokens, 0);
-  EXPECT_FALSE(off.hadamard || off.key_shift);
+  EXPECT_FALSE(off.hadamard || off.key_shift || off.value_shift);
   EXPECT_EQ(off.key_rule, ScaleRule::kAmax6);
 }
 
