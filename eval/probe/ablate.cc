@@ -8,7 +8,7 @@
 namespace bitdecoding::eval {
 namespace {
 
-AblationRow row(const char* group, const char* name, Json recipe) {
+AblationRow row(const char* group, const char* name, const Json& recipe) {
   AblationRow out;
   out.group = group;
   out.name = name;
@@ -40,7 +40,7 @@ void add_costs(std::size_t tokens, AblationRow* row) {
 
 std::vector<AblationRow> ablation_rows(const std::string& key_shift_file, bool fp4) {
   const Json full = {{"mode", "bitdecoding-nvfp4"}, {"key_shift_file", key_shift_file}};
-  const auto with = [&](Json changes) {
+  const auto with = [&](const Json& changes) {
     Json recipe = full;
     recipe.update(changes);
     return recipe;
@@ -71,7 +71,7 @@ std::vector<AblationRow> ablation_rows(const std::string& key_shift_file, bool f
       row("beyond", "tail 128", with({{"tail_tokens", 128}})),
       row("beyond", "wide arithmetic", with({{"arithmetic", "wide"}}))};
   if (!fp4) return rows;
-  const auto native = [&](Json changes) {
+  const auto native = [&](const Json& changes) {
     Json recipe = with({{"arithmetic", "fp4"}});
     recipe.update(changes);
     return recipe;
