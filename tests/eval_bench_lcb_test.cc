@@ -313,6 +313,9 @@ TEST(Lcb, ScoresProgramsAndFunctions) {
   EXPECT_EQ(wrong.why, "test 2 of 2: wrong answer");
   EXPECT_EQ(wrong.detail["tests_passed"], 1);
   EXPECT_EQ(score(0, "print(1/0)").why, "test 1 of 2: failed: ZeroDivisionError: division by zero");
+  // What a program says may be no text at all; it must fit into a record.
+  const Score bytes = score(0, "import os\nos.write(2, b'\\xff\\xfe' * 300)\nos._exit(3)");
+  EXPECT_NO_THROW((void)nlohmann::json(bytes.why).dump()) << bytes.why.size();
   EXPECT_NE(score(0, "x = (").why.find("SyntaxError"), std::string::npos);
   const Score method =
       score(1,

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "benchmarks/lcb/compare.h"
+#include "benchmarks/text/unicode.h"
 
 namespace bitdecoding::eval {
 namespace {
@@ -15,7 +16,7 @@ std::string last_line(std::string text) {
   std::string out = line == std::string::npos ? text : text.substr(line + 1);
   constexpr std::size_t kMost = 200;
   if (out.size() > kMost) out = out.substr(0, kMost) + "...";
-  return out;
+  return valid_utf8(out);
 }
 
 std::string how_it_failed(const SandboxRun& run, const SandboxLimits& limits) {

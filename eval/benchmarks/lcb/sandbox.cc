@@ -21,6 +21,7 @@
 #include <mutex>
 
 #include "benchmarks/lcb/seccomp.h"
+#include "benchmarks/text/unicode.h"
 
 namespace bitdecoding::eval {
 namespace {
@@ -199,7 +200,8 @@ std::string reason_of(const SandboxRun& run) {
   const bool namespaces = said.find("namespace") != std::string::npos ||
                           said.find("uid map") != std::string::npos ||
                           said.find("ermitted") != std::string::npos;
-  std::string out = fmt::format("bubblewrap says '{}'.", said.empty() ? "nothing" : said);
+  std::string out =
+      fmt::format("bubblewrap says '{}'.", said.empty() ? "nothing" : valid_utf8(said));
   if (namespaces) {
     out +=
         " User namespaces are switched off here: on the machine set sysctl "

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "benchmarks/text/unicode.h"
+
 namespace bitdecoding::eval {
 namespace {
 
@@ -23,7 +25,7 @@ Result<nlohmann::json> body_of(const std::string& endpoint, const httplib::Resul
   if (!response) return failed(endpoint, "does not answer");
   if (response->status != 200) {
     return failed(endpoint, fmt::format("answers with status {}: {}", response->status,
-                                        response->body.substr(0, 200)));
+                                        valid_utf8(response->body.substr(0, 200))));
   }
   nlohmann::json body = nlohmann::json::parse(response->body, nullptr, false);
   if (!body.is_object() || !body.contains("data") || !body["data"].is_array()) {

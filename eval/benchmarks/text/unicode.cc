@@ -110,6 +110,8 @@ std::string encode_utf8(std::u32string_view text) {
   return out;
 }
 
+std::string valid_utf8(std::string_view text) { return encode_utf8(decode_utf8(text)); }
+
 bool is_space(char32_t c) {
   return (c >= 0x9 && c <= 0xd) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
          c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||

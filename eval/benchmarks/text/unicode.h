@@ -12,6 +12,8 @@ namespace bitdecoding::eval {
 // Bytes that are not UTF-8 become U+FFFD, one for each.
 std::u32string decode_utf8(std::string_view text);
 std::string encode_utf8(std::u32string_view text);
+// The same text with U+FFFD for what is no UTF-8: of programs and servers, on its way into JSON.
+std::string valid_utf8(std::string_view text);
 
 bool is_space(char32_t c);
 std::u32string lower(std::u32string_view text);
