@@ -13,6 +13,7 @@ bitdecoding_test(capi_pages_test LABELS core)
 bitdecoding_test(capi_calibration_test LABELS core)
 bitdecoding_test(capi_outer_scale_test LABELS core)
 bitdecoding_test(capi_probe_test LABELS core)
+bitdecoding_test(capi_device_test LABELS core)
 
 # A real C program over the shared library.
 add_executable(capi_c_test capi_c_test.c)

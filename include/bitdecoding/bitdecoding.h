@@ -59,11 +59,11 @@ typedef struct bd_runtime_options {
   const char* recipe_json; /* NULL = recipe_file, or bitdecoding-nvfp4 without key shift */
   const char* recipe_file; /* read when recipe_json is NULL; its relative paths are its folder's */
   const char* origin;      /* begins error messages about the recipe; nullable */
-  const char* backend;     /* "cpu", "reference"; NULL = "cpu" */
+  const char* backend;     /* "cpu", "reference", "cuda"; NULL = "cpu" */
   const char* isa;         /* NULL = best of this machine */
   const char* model;       /* name written into sidecars and compared with theirs; nullable */
   int32_t num_threads;     /* 0 = CPUs of the calling thread's affinity mask */
-  int32_t reserved;
+  int32_t device;          /* "cuda": ordinal of the GPU; else 0 */
 } bd_runtime_options;
 
 BD_API bd_status bd_runtime_create(const bd_runtime_options* options, bd_runtime** runtime);
@@ -211,6 +211,88 @@ BD_API bd_status bd_attend(const bd_attend_params* params);
  * be had. `advised_bytes` is nullable. */
 BD_API bd_status bd_advise_huge_pages(void* data, int64_t bytes, int64_t* advised_bytes);
 
+/* ---- CUDA: the verbs on device memory -----------------------------------------------------------
+ */
+
+/* For a runtime whose backend is "cuda"; any other is refused, and a library that was built without
+ * CUDA (BITDECODING_BUILD_CUDA) answers BD_UNSUPPORTED. Layers, page sizes and params structs are
+ * those of the verbs above, with device pointers: pages, BF16 rows, tensors, lse, and in
+ * bd_step_input block_table, query_start, seq_lens and slot_mapping. `stream` is a cudaStream_t,
+ * NULL the default one. Recipes: nvfp4 and mxfp4 pages; arithmetic int8, which is a CPU's, runs as
+ * wide; value means are not subtracted.
+ *
+ * The calls that take a stream only enqueue: no synchronisation, no allocation, no look at device
+ * data. A step may be captured in a CUDA graph and replayed after further bd_cuda_steps_build with
+ * the same numbers of requests and tokens and the same pointers: padding is requests without query
+ * rows and tokens with slot -1.
+ */
+
+typedef struct bd_cuda_steps_options {
+  size_t struct_size;
+  bd_steps_options steps; /* its struct_size, too */
+  int32_t num_q_heads;    /* of each layer of the group */
+  int32_t num_kv_heads;
+  int64_t max_step_tokens;
+  int64_t max_pages_per_request; /* the longest row of a block table */
+  const int32_t* windows;        /* window_left of the group's layers, without repeats; host */
+  int32_t num_windows;           /* 1 to 4 */
+  int32_t reserved;
+} bd_cuda_steps_options;
+
+typedef struct bd_cuda_memory {
+  size_t struct_size;
+  int64_t steps_bytes;  /* of device memory, that bd_cuda_steps_create takes */
+  int64_t attend_bytes; /* that the runtime's first layer of this head_dim takes */
+} bd_cuda_memory;
+
+typedef struct bd_gather_params {
+  size_t struct_size;
+  bd_layer* layer;
+  bd_steps* steps;
+  bd_cache cache;
+  int32_t request;
+  int32_t with_shadow; /* not 0: positions that are in BF16 come from their BF16 rows */
+  int64_t begin;       /* positions [begin, end) of the request */
+  int64_t end;
+  bd_tensor key; /* written: [end - begin][num_kv_heads][head_dim], as the rows once came */
+  bd_tensor value;
+} bd_gather_params;
+
+/* Two partial results of the same queries; every tensor contiguous. */
+typedef struct bd_merge_params {
+  size_t struct_size;
+  bd_runtime* runtime;
+  int64_t num_tokens;
+  int32_t num_heads;
+  int32_t head_dim;
+  int32_t dtype; /* bd_dtype of a, b and out */
+  int32_t reserved;
+  const void* a; /* [num_tokens][num_heads][head_dim] */
+  const void* b;
+  const float* lse_a; /* [num_tokens][num_heads] */
+  const float* lse_b;
+  void* out;  /* may be a or b */
+  float* lse; /* nullable; may be lse_a or lse_b */
+} bd_merge_params;
+
+/* How much device memory such steps will take; nothing is allocated. */
+BD_API bd_status bd_cuda_memory_get(const bd_runtime* runtime, const bd_cuda_steps_options* options,
+                                    bd_cuda_memory* memory);
+/* Ended by bd_steps_destroy. */
+BD_API bd_status bd_cuda_steps_create(bd_runtime* runtime, const bd_cuda_steps_options* options,
+                                      bd_steps** steps);
+/* One launch. No request has more than max_query_len rows. The input's device memory stays borrowed
+ * until the step's last launch has run. */
+BD_API bd_status bd_cuda_steps_build(bd_steps* steps, const bd_step_input* input,
+                                     int32_t max_query_len, void* stream);
+BD_API bd_status bd_cuda_steps_forget(bd_steps* steps, int64_t page, void* stream);
+BD_API bd_status bd_cuda_write(const bd_write_params* params, void* stream);
+/* Requests of at most 8 query rows; the rows of longer ones are left alone: their chunk attends to
+ * itself and to bd_cuda_gather's rows elsewhere, and bd_cuda_merge joins the two. */
+BD_API bd_status bd_cuda_attend(const bd_attend_params* params, void* stream);
+BD_API bd_status bd_cuda_gather(const bd_gather_params* params, void* stream);
+BD_API bd_status bd_cuda_merge(const bd_merge_params* params, void* stream);
+
 /* ---- pages that leave the process --------------------------------------------------------------
  */
 
@@ -263,9 +345,10 @@ typedef struct bd_counters {
   uint64_t refused_groups;      /* groups that the recipe keeps in BF16 and that got no slot */
   uint64_t missing_tokens;      /* positions of them that are read from pages instead */
   uint64_t lost_partial_groups; /* groups entered in their middle without their BF16 rows */
-  uint64_t used_slots;          /* now, over all bd_steps */
+  uint64_t used_slots;          /* now, over all bd_steps; 0 for "cuda" */
 } bd_counters;
 
+/* A "cuda" runtime's are on the device: the call waits for it. */
 BD_API bd_status bd_counters_get(const bd_runtime* runtime, bd_counters* counters);
 
 /* ---- calibration: observe keys while serving ----------------------------------------------------

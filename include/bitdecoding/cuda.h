@@ -76,6 +76,8 @@ struct CudaCounters {
 class CudaPlan {
  public:
   static Result<std::unique_ptr<CudaPlan>> make(const CudaPlanLimits& limits);
+  // Device memory that make() takes; needs no device.
+  static Result<std::int64_t> bytes_for(const CudaPlanLimits& limits);
   virtual ~CudaPlan() = default;
 
   // Updates the directory and plans the step, in one launch. All pointers of `input` are device
@@ -120,6 +122,8 @@ struct CudaBackendOptions {
 class CudaBackend {
  public:
   static Result<std::unique_ptr<CudaBackend>> make(const CudaBackendOptions& options);
+  // Device memory that make() takes there.
+  static std::int64_t bytes_for(const CudaDevice& device, int head_dim);
   virtual ~CudaBackend() = default;
 
   virtual const CudaDevice& device() const = 0;

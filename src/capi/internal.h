@@ -67,6 +67,9 @@ Status check_range(const char* what, std::int64_t value, std::int64_t low, std::
 // The pages of a cache as a layer lays them out: there, and not one inside another.
 Status check_pages(const bd_layer& layer, const bd_cache& cache);
 
+CacheView cache_view(const bd_cache& cache);
+ShadowPool shadow_pool(const bd_cache& cache);
+
 struct StepsSnapshot {
   StepCounters counters;
   std::int32_t used_slots = 0;
@@ -142,12 +145,15 @@ struct bd_layer {
   std::vector<float> attn_sink;
   std::vector<std::int8_t> key_outer;
   std::vector<std::int8_t> value_outer;
+  std::shared_ptr<const void> device;  // of a cuda runtime: what the layer keeps on the GPU
 };
 
 struct bd_steps {
   std::shared_ptr<bitdecoding::capi::RuntimeState> runtime;
   bd_steps_options options{};
-  std::unique_ptr<bitdecoding::ShadowDirectory> directory;
+  std::unique_ptr<bitdecoding::ShadowDirectory> directory;  // null for steps on a GPU
+  std::shared_ptr<void> device;                             // a CudaPlan in its place
+  std::int64_t step_tokens = 0;                             // of the plan there
   bitdecoding::StepPlan plan;
   bool built = false;
   bitdecoding::ShadowRule rule;

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "backend/validate.h"
-#include "capi/internal.h"
+#include "capi/cuda.h"
 #include "capi/probe.h"
 #include "io/model_limits.h"
 
@@ -128,6 +128,10 @@ Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_layer_optio
   if (Status s = take_outer_scales(*runtime, o, layer.get()); !s.ok()) return s;
   if (Status s = take_key_shift(runtime.get(), o, layer.get()); !s.ok()) return s;
   layer->runtime = runtime;
+  if (Status s = place_layer(layer.get()); !s.ok()) {
+    bd_layer_destroy(layer.release());
+    return s;
+  }
   *out = layer.release();
   return {};
 }

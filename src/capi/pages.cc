@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "capi/internal.h"
+#include "capi/cuda.h"
 
 namespace bitdecoding::capi {
 namespace {
@@ -15,6 +15,11 @@ std::int64_t export_bytes(const bd_layer& layer) {
 
 Status check_page(const bd_layer* layer, const bd_cache* cache, std::int64_t page) {
   if (layer == nullptr) return invalid("the layer is null");
+  if (Status s = refuse_device(*layer->runtime, "an export or import",
+                               "copy its pages to host memory, for a layer of the backend cpu");
+      !s.ok()) {
+    return s;
+  }
   if (cache == nullptr) return invalid("the cache is null");
   if (Status s = check_pages(*layer, *cache); !s.ok()) return s;
   if (page >= 0 && page < cache->num_pages) return {};

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "capi/internal.h"
+#include "capi/cuda.h"
 
 namespace bitdecoding::capi {
 namespace {
@@ -66,11 +66,48 @@ Status check_calibrate_folder(const std::string& file) {
                       file, folder.string(), std::strerror(errno))};
 }
 
+// What a GPU serves of the recipes; int8 is how CPUs come near to wide.
+Status take_device_recipe(Recipe* recipe) {
+  if (recipe->arithmetic == Arithmetic::kInt8) recipe->arithmetic = Arithmetic::kWide;
+  recipe->value_shift = false;  // describe() warns of a sidecar that has value means
+  if (!is_tiled(recipe->format)) {
+    return {StatusCode::kUnsupported,
+            fmt::format("the cuda backend keeps nvfp4 and mxfp4 pages, and the recipe's format is "
+                        "'{}'; choose the mode bitdecoding-nvfp4 or bitdecoding-mxfp4, or the "
+                        "backend cpu",
+                        format_name(recipe->format))};
+  }
+  if (recipe->calibrate_file.empty()) return {};
+  return {StatusCode::kUnsupported,
+          "the cuda backend does not observe keys, and the recipe names a calibrate_file; "
+          "calibrate with the backend cpu and name the result as key_shift_file"};
+}
+
+Result<std::unique_ptr<Backend>> chosen_backend(const bd_runtime_options& options) {
+  const std::string_view name = options.backend != nullptr ? options.backend : "cpu";
+  if (name == "cuda") return make_device_backend(options.device);
+  if (options.device != 0) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("device is {}, and the backend {} has none; set it to 0, or choose "
+                              "the backend cuda",
+                              options.device, name));
+  }
+  BackendOptions backend_options;
+  backend_options.num_threads = options.num_threads;
+  if (options.isa != nullptr) backend_options.isa = options.isa;
+  return make_backend(name, backend_options);
+}
+
 std::string describe(const RuntimeState& state) {
   std::vector<std::string> warnings;
   if (state.key_shift) {
     warnings = state.key_shift->warnings;
     add_model_warning("key means", *state.key_shift, state.model, &warnings);
+    if (is_device(state) && !state.key_shift->value_means.empty()) {
+      warnings.push_back(fmt::format(
+          "the value means in '{}' are not used: the cuda backend does not subtract them",
+          state.key_shift->path));
+    }
     if (state.recipe.value_shift && state.key_shift->value_means.empty()) {
       warnings.push_back(fmt::format(
           "'{}' holds no value means, so values are stored with theirs, less accurately; "
@@ -110,6 +147,9 @@ Status create(const bd_runtime_options& options, bd_runtime** runtime) {
   Result<Recipe> recipe = chosen_recipe(options);
   if (!recipe.ok()) return recipe.status();
   state->recipe = recipe.take();
+  if (options.backend != nullptr && std::string_view(options.backend) == "cuda") {
+    if (Status s = take_device_recipe(&state->recipe); !s.ok()) return s;
+  }
   if (options.model != nullptr) state->model = options.model;
   const bool means = state->recipe.key_shift || state->recipe.value_shift;
   if (means && !state->recipe.key_shift_file.empty()) {
@@ -124,11 +164,7 @@ Status create(const bd_runtime_options& options, bd_runtime** runtime) {
     state->outer_scales = scales.take();
   }
   if (Status s = check_calibrate_folder(state->recipe.calibrate_file); !s.ok()) return s;
-  BackendOptions backend_options;
-  backend_options.num_threads = options.num_threads;
-  if (options.isa != nullptr) backend_options.isa = options.isa;
-  const char* backend_name = options.backend != nullptr ? options.backend : "cpu";
-  Result<std::unique_ptr<Backend>> backend = make_backend(backend_name, backend_options);
+  Result<std::unique_ptr<Backend>> backend = chosen_backend(options);
   if (!backend.ok()) return backend.status();
   state->backend = backend.take();
   fill_recipe_values(state.get());

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "capi/internal.h"
+#include "capi/cuda.h"
 #include "capi/probe.h"
 
 namespace bitdecoding::capi {
@@ -18,10 +18,10 @@ void add(StepCounters* total, const StepCounters& c) {
 
 Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_steps_options& o,
               bd_steps** out) {
-  constexpr std::int64_t kMaxPages = std::numeric_limits<std::int32_t>::max();
-  if (Status s = check_range("num_pages", o.num_pages, 1, kMaxPages); !s.ok()) return s;
-  if (Status s = check_range("num_slots", o.num_slots, 0, kMaxPages); !s.ok()) return s;
-  if (Status s = check_range("max_requests", o.max_requests, 1, 1 << 20); !s.ok()) return s;
+  if (Status s = refuse_device(*runtime, "bd_steps_create", "call bd_cuda_steps_create"); !s.ok()) {
+    return s;
+  }
+  if (Status s = check_steps_options(o); !s.ok()) return s;
   Result<PageGeometry> geometry = PageGeometry::make(
       runtime->recipe.format, runtime->backend->fragment_order(), o.head_dim, o.page_size);
   if (!geometry.ok()) return geometry.status();
@@ -45,27 +45,6 @@ Status create(const std::shared_ptr<RuntimeState>& runtime, const bd_steps_optio
   return {};
 }
 
-Status check_input(const bd_step_input& in) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  if (Status s = check_range("num_requests", in.num_requests, 0, kMost); !s.ok()) return s;
-  if (Status s = check_range("num_tokens", in.num_tokens, 0, kMost); !s.ok()) return s;
-  if (in.num_requests > 0) {
-    if (Status s = check_range("block_table_stride", in.block_table_stride, 1, kMost); !s.ok()) {
-      return s;
-    }
-    if (in.block_table == nullptr)
-      return invalid("block_table is null, for {} requests", in.num_requests);
-    if (in.query_start == nullptr)
-      return invalid("query_start is null, for {} requests", in.num_requests);
-    if (in.seq_lens == nullptr)
-      return invalid("seq_lens is null, for {} requests", in.num_requests);
-  }
-  if (in.num_tokens > 0 && in.slot_mapping == nullptr) {
-    return invalid("slot_mapping is null, for {} tokens", in.num_tokens);
-  }
-  return {};
-}
-
 // Rows that calibration does not observe are padding to it.
 void leave_out_sinks(const StepPlan& plan, std::vector<std::int64_t>* slots) {
   for (const RequestPlan& request : plan.requests) {
@@ -77,7 +56,10 @@ void leave_out_sinks(const StepPlan& plan, std::vector<std::int64_t>* slots) {
 }
 
 Status build(bd_steps* steps, const bd_step_input& in) {
-  if (Status s = check_input(in); !s.ok()) return s;
+  if (steps->device != nullptr) {
+    return refuse_device(*steps->runtime, "bd_steps_build", "call bd_cuda_steps_build");
+  }
+  if (Status s = check_step_input(in); !s.ok()) return s;
   StepInput input;
   input.num_requests = in.num_requests;
   input.block_table = in.block_table;
@@ -104,6 +86,9 @@ Status build(bd_steps* steps, const bd_step_input& in) {
 }
 
 Status forget(bd_steps* steps, std::int64_t page) {
+  if (steps->device != nullptr) {
+    return refuse_device(*steps->runtime, "bd_steps_forget", "call bd_cuda_steps_forget");
+  }
   if (page < 0 || page >= steps->num_pages) {
     return {StatusCode::kOutOfRange, fmt::format("page is {}; expected 0 to {}, the pages that the "
                                                  "steps were made for",
@@ -139,10 +124,38 @@ Status counters(RuntimeState* runtime, bd_counters* out) {
   out->refused_groups = total.refused_groups;
   out->missing_tokens = total.missing_tokens;
   out->lost_partial_groups = total.lost_partial_groups;
-  return {};
+  return add_device_counters(*runtime, out);
 }
 
 }  // namespace
+
+Status check_step_input(const bd_step_input& in) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (Status s = check_range("num_requests", in.num_requests, 0, kMost); !s.ok()) return s;
+  if (Status s = check_range("num_tokens", in.num_tokens, 0, kMost); !s.ok()) return s;
+  if (in.num_requests > 0) {
+    if (Status s = check_range("block_table_stride", in.block_table_stride, 1, kMost); !s.ok()) {
+      return s;
+    }
+    if (in.block_table == nullptr)
+      return invalid("block_table is null, for {} requests", in.num_requests);
+    if (in.query_start == nullptr)
+      return invalid("query_start is null, for {} requests", in.num_requests);
+    if (in.seq_lens == nullptr)
+      return invalid("seq_lens is null, for {} requests", in.num_requests);
+  }
+  if (in.num_tokens > 0 && in.slot_mapping == nullptr) {
+    return invalid("slot_mapping is null, for {} tokens", in.num_tokens);
+  }
+  return {};
+}
+
+Status check_steps_options(const bd_steps_options& o) {
+  constexpr std::int64_t kMaxPages = std::numeric_limits<std::int32_t>::max();
+  if (Status s = check_range("num_pages", o.num_pages, 1, kMaxPages); !s.ok()) return s;
+  if (Status s = check_range("num_slots", o.num_slots, 0, kMaxPages); !s.ok()) return s;
+  return check_range("max_requests", o.max_requests, 1, 1 << 20);
+}
 }  // namespace bitdecoding::capi
 
 using bitdecoding::Status;

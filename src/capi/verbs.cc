@@ -3,7 +3,7 @@
 // it.
 #include <limits>
 
-#include "capi/internal.h"
+#include "capi/cuda.h"
 #include "capi/probe.h"
 
 namespace bitdecoding::capi {
@@ -37,6 +37,51 @@ Status check_strides(const std::string& what, std::int64_t inner, const char* na
   return {};
 }
 
+Status check_tokens(std::int64_t step_tokens, std::int64_t num_tokens) {
+  if (num_tokens >= step_tokens) return {};
+  return {StatusCode::kOutOfRange,
+          fmt::format("the tensors have {} tokens, and the step has {}", num_tokens, step_tokens)};
+}
+
+Status check_host(const bd_steps& steps, const char* call, const char* instead) {
+  return steps.device == nullptr ? Status() : refuse_device(*steps.runtime, call, instead);
+}
+
+Status write(const bd_write_params& p) {
+  if (Status s = check_layer_and_steps(p.layer, p.steps); !s.ok()) return s;
+  if (Status s = check_host(*p.steps, "bd_write", "call bd_cuda_write"); !s.ok()) return s;
+  const bd_layer& layer = *p.layer;
+  WriteParams params;
+  if (Status s = check_write(p, p.steps->plan.num_tokens, &params); !s.ok()) return s;
+  params.layer = &layer.config;
+  params.plan = &p.steps->plan;
+  params.counters = &layer.runtime->write_counters;
+  if (Status s = layer.runtime->backend->write(params); !s.ok()) return s;
+  if (layer.runtime->probe != nullptr) {
+    if (Status s = layer.runtime->probe->write(p); !s.ok()) return s;
+  }
+  return observe_rows(layer, *p.steps, params.key, params.value);
+}
+
+Status attend(const bd_attend_params& p) {
+  if (Status s = check_layer_and_steps(p.layer, p.steps); !s.ok()) return s;
+  if (Status s = check_host(*p.steps, "bd_attend", "call bd_cuda_attend"); !s.ok()) return s;
+  const bd_layer& layer = *p.layer;
+  AttendParams params;
+  if (Status s = check_attend(p, p.steps->plan.num_tokens, &params); !s.ok()) return s;
+  params.layer = &layer.config;
+  params.plan = &p.steps->plan;
+  params.attn_sink = layer.attn_sink.empty() ? nullptr : layer.attn_sink.data();
+  params.corrupt_scales = &layer.runtime->corrupt_scales;
+  if (Status s = layer.runtime->backend->attend(params); !s.ok()) return s;
+  if (layer.runtime->probe != nullptr) {
+    if (Status s = layer.runtime->probe->attend(p, params, *layer.runtime); !s.ok()) return s;
+  }
+  return observe_probabilities(layer, params);
+}
+
+}  // namespace
+
 Result<TensorView> check_tensor(const char* name, const bd_tensor& tensor, std::int64_t tokens,
                                 int heads, int head_dim) {
   if (tensor.dtype != BD_F32 && tensor.dtype != BD_BF16 && tensor.dtype != BD_F16) {
@@ -59,7 +104,7 @@ Result<TensorView> check_tensor(const char* name, const bd_tensor& tensor, std::
   return view;
 }
 
-Status check_handles(const bd_layer* layer, const bd_steps* steps) {
+Status check_layer_and_steps(const bd_layer* layer, const bd_steps* steps) {
   if (layer == nullptr) return invalid("the layer is null");
   if (steps == nullptr) return invalid("the steps are null");
   if (layer->runtime != steps->runtime) {
@@ -78,7 +123,7 @@ Status check_handles(const bd_layer* layer, const bd_steps* steps) {
   return {};
 }
 
-Status check_cache(const bd_layer& layer, const bd_steps& steps, const bd_cache& cache) {
+Status check_step_cache(const bd_layer& layer, const bd_steps& steps, const bd_cache& cache) {
   if (cache.num_pages < steps.num_pages) {
     return {StatusCode::kOutOfRange,
             fmt::format("the cache has {} pages, and the steps were made for {}", cache.num_pages,
@@ -99,12 +144,6 @@ Status check_cache(const bd_layer& layer, const bd_steps& steps, const bd_cache&
   return {};
 }
 
-Status check_tokens(const bd_steps& steps, std::int64_t num_tokens) {
-  if (num_tokens >= steps.plan.num_tokens) return {};
-  return {StatusCode::kOutOfRange, fmt::format("the tensors have {} tokens, and the step has {}",
-                                               num_tokens, steps.plan.num_tokens)};
-}
-
 CacheView cache_view(const bd_cache& cache) {
   return {static_cast<std::uint8_t*>(cache.pages), cache.num_pages, cache.stride_page,
           cache.stride_head};
@@ -116,42 +155,32 @@ ShadowPool shadow_pool(const bd_cache& cache) {
           static_cast<std::int32_t>(cache.num_slots < kMost ? cache.num_slots : kMost)};
 }
 
-Status write(const bd_write_params& p) {
-  if (Status s = check_handles(p.layer, p.steps); !s.ok()) return s;
+Status check_write(const bd_write_params& p, std::int64_t tokens, WriteParams* out) {
   const bd_layer& layer = *p.layer;
   const LayerConfig& config = layer.config;
-  if (Status s = check_tokens(*p.steps, p.num_tokens); !s.ok()) return s;
-  if (Status s = check_cache(layer, *p.steps, p.cache); !s.ok()) return s;
+  if (Status s = check_tokens(tokens, p.num_tokens); !s.ok()) return s;
+  if (Status s = check_step_cache(layer, *p.steps, p.cache); !s.ok()) return s;
   const int head_dim = config.geometry.head_dim;
   Result<TensorView> key = check_tensor("key", p.key, p.num_tokens, config.num_kv_heads, head_dim);
   if (!key.ok()) return key.status();
   Result<TensorView> value =
       check_tensor("value", p.value, p.num_tokens, config.num_kv_heads, head_dim);
   if (!value.ok()) return value.status();
-  WriteParams params;
-  params.layer = &config;
-  params.cache = cache_view(p.cache);
-  params.shadow = shadow_pool(p.cache);
-  params.key = key.value();
-  params.value = value.value();
-  params.plan = &p.steps->plan;
-  params.counters = &layer.runtime->write_counters;
-  if (Status s = layer.runtime->backend->write(params); !s.ok()) return s;
-  if (layer.runtime->probe != nullptr) {
-    if (Status s = layer.runtime->probe->write(p); !s.ok()) return s;
-  }
-  return observe_rows(layer, *p.steps, params.key, params.value);
+  out->cache = cache_view(p.cache);
+  out->shadow = shadow_pool(p.cache);
+  out->key = key.value();
+  out->value = value.value();
+  return {};
 }
 
-Status attend(const bd_attend_params& p) {
-  if (Status s = check_handles(p.layer, p.steps); !s.ok()) return s;
+Status check_attend(const bd_attend_params& p, std::int64_t tokens, AttendParams* out) {
   const bd_layer& layer = *p.layer;
   const LayerConfig& config = layer.config;
   const Recipe& recipe = layer.runtime->recipe;
   const int head_dim = config.geometry.head_dim;
-  if (Status s = check_tokens(*p.steps, p.num_tokens); !s.ok()) return s;
-  if (Status s = check_cache(layer, *p.steps, p.cache); !s.ok()) return s;
-  AttendParams params;
+  if (Status s = check_tokens(tokens, p.num_tokens); !s.ok()) return s;
+  if (Status s = check_step_cache(layer, *p.steps, p.cache); !s.ok()) return s;
+  AttendParams& params = *out;
   const struct {
     const char* name;
     const bd_tensor& tensor;
@@ -168,7 +197,6 @@ Status attend(const bd_attend_params& p) {
   Result<TensorView> output =
       check_tensor("output", p.output, p.num_tokens, config.num_q_heads, head_dim);
   if (!output.ok()) return output.status();
-  params.layer = &config;
   params.cache = cache_view(p.cache);
   params.shadow = shadow_pool(p.cache);
   params.output = const_cast<void*>(p.output.data);
@@ -176,24 +204,15 @@ Status attend(const bd_attend_params& p) {
   params.stride_output_token = p.output.stride_token;
   params.stride_output_head = p.output.stride_head;
   params.lse = p.lse;
-  params.plan = &p.steps->plan;
   params.sm_scale = layer.sm_scale;
   params.softcap = layer.softcap;
   params.window_left = layer.window_left;
-  params.attn_sink = layer.attn_sink.empty() ? nullptr : layer.attn_sink.data();
   params.arithmetic = recipe.arithmetic;
   params.query_terms = recipe.query_terms;
   params.probability_c = recipe.probability_c;
   params.probability_tau = recipe.probability_tau;
-  params.corrupt_scales = &layer.runtime->corrupt_scales;
-  if (Status s = layer.runtime->backend->attend(params); !s.ok()) return s;
-  if (layer.runtime->probe != nullptr) {
-    if (Status s = layer.runtime->probe->attend(p, params, *layer.runtime); !s.ok()) return s;
-  }
-  return observe_probabilities(layer, params);
+  return {};
 }
-
-}  // namespace
 
 Status check_pages(const bd_layer& layer, const bd_cache& cache) {
   if (cache.pages == nullptr) return invalid("the pages of the cache are null");

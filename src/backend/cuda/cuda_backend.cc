@@ -198,6 +198,11 @@ Fp4Args fp4_args(const AttendParams& p, const DecodeArgs& decode, int query_rows
   return args;
 }
 
+// Two shared rows a block of threads, of two column blocks.
+std::int64_t num_partials(const CudaDevice& device, int head_dim) {
+  return std::int64_t{2} * device.multiprocessors * partial_floats(2 * kColumns, head_dim);
+}
+
 class Backend final : public CudaBackend {
  public:
   Backend(CudaDevice device, const CudaBackendOptions& options)
@@ -232,10 +237,9 @@ class Backend final : public CudaBackend {
 };
 
 Status Backend::allocate() {
-  // Two shared rows a block of threads, of two column blocks.
   const std::int64_t blocks = device_.multiprocessors;
-  Status status = partials_.allocate(2 * blocks * partial_floats(2 * kColumns, options_.head_dim),
-                                     "allocating attend's workspace");
+  Status status =
+      partials_.allocate(num_partials(device_, options_.head_dim), "allocating attend's workspace");
   if (status.ok()) status = arrivals_.allocate(blocks, "allocating attend's workspace");
   if (!status.ok()) return status;
   return fp4_workspace_.allocate(fp4_workspace(device_.multiprocessors, options_.head_dim),
@@ -359,6 +363,14 @@ Status Backend::merge(const Merge& m, CudaStream stream) {
 
 }  // namespace
 }  // namespace cuda
+
+std::int64_t CudaBackend::bytes_for(const CudaDevice& device, int head_dim) {
+  const std::int64_t floats = cuda::num_partials(device, head_dim);
+  const std::int64_t doubles = cuda::fp4_workspace(device.multiprocessors, head_dim);
+  return floats * static_cast<std::int64_t>(sizeof(float)) +
+         device.multiprocessors * static_cast<std::int64_t>(sizeof(std::int32_t)) +
+         doubles * static_cast<std::int64_t>(sizeof(double));
+}
 
 Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const CudaBackendOptions& options) {
   auto devices = cuda_devices();

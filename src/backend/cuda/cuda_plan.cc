@@ -5,8 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <span>
-#include <type_traits>
 
 namespace bitdecoding {
 namespace cuda {
@@ -64,97 +62,39 @@ Status check_limits(const CudaPlanLimits& l) {
   return {};
 }
 
-// A host plan in the shape of the device's arrays.
-struct HostPlan {
-  std::vector<Request> requests;
-  std::vector<ShadowUnit> units;    // [requests][unit_stride]
-  std::vector<std::int32_t> pages;  // [requests][page_stride]
-  std::vector<Write> writes;
-  int longest = 1;  // query rows of a request that is decoded
+// Entries of a plan's arrays.
+struct Sizes {
+  std::int64_t requests, units, writes, keys, slots, prefix;
 };
 
-// Appends a span to a request's units, cut where a slot's sixteen-row parts end. Longer than
-// `most` units are the spans of a prefilled chunk alone, and its own rows are not read here.
-void add_span(const ShadowSpan& span, int most, ShadowUnit* units, std::int32_t* num_units) {
-  for (std::int64_t at = span.begin; at < span.end && *num_units < most;) {
-    const auto row = static_cast<std::int32_t>(span.row + at - span.begin);
-    const std::int64_t end = std::min<std::int64_t>(span.end, at + kUnitRows - row % kUnitRows);
-    units[(*num_units)++] = {static_cast<std::int32_t>(at), static_cast<std::int32_t>(end),
-                             span.slot, row};
-    at = end;
-  }
+Sizes sizes_of(const CudaPlanLimits& l) {
+  const std::int64_t requests = l.max_requests;
+  return {requests,
+          requests * max_units(l.rule),
+          l.max_step_tokens,  // every written token may begin a group of its own
+          l.num_pages * l.geometry.groups_per_page,
+          std::max(l.num_slots, 1),
+          requests + 2};
 }
-
-HostPlan flatten(const StepPlan& plan, int unit_stride, std::int64_t page_stride) {
-  HostPlan host;
-  const std::size_t n = plan.requests.size();
-  host.units.resize(n * static_cast<std::size_t>(unit_stride));
-  host.pages.assign(n * static_cast<std::size_t>(page_stride), -1);
-  for (std::size_t i = 0; i < n; ++i) {
-    const RequestPlan& from = plan.requests[i];
-    Request r;
-    r.seq_len = static_cast<std::int32_t>(from.seq_len);
-    r.query_begin = static_cast<std::int32_t>(from.query_begin);
-    r.query_len = static_cast<std::int32_t>(from.query_len);
-    if (from.query_len <= kMaxDecodeQueries) host.longest = std::max(host.longest, r.query_len);
-    ShadowUnit* units = host.units.data() + i * static_cast<std::size_t>(unit_stride);
-    for (std::int64_t s = 0; s < from.num_spans; ++s) {
-      add_span(from.spans[s], unit_stride, units, &r.num_units);
-    }
-    std::copy_n(from.pages, from.num_pages,
-                host.pages.data() + i * static_cast<std::size_t>(page_stride));
-    host.requests.push_back(r);
-  }
-  for (const GroupWrite& w : plan.writes) {
-    host.writes.push_back({static_cast<std::int32_t>(w.page), w.group, w.first_row, w.num_rows,
-                           static_cast<std::int32_t>(w.source), w.slot, w.prefix_in_slot ? 1 : 0,
-                           0});
-  }
-  return host;
-}
-
-// Copies from pageable memory: it may go when copy() returns. The first error stays.
-class Uploader {
- public:
-  explicit Uploader(CudaStream stream) : stream_(static_cast<cudaStream_t>(stream)) {}
-
-  template <class To, class From>
-  void copy(To* to, const From& from) {
-    static_assert(
-        std::is_same_v<To, std::remove_cv_t<std::remove_pointer_t<decltype(from.data())>>>);
-    if (!status_.ok() || from.empty()) return;
-    status_ = check(
-        cudaMemcpyAsync(to, from.data(), from.size() * sizeof(To), cudaMemcpyHostToDevice, stream_),
-        "copying a plan to the device");
-  }
-  const Status& status() const { return status_; }
-
- private:
-  const cudaStream_t stream_;
-  Status status_;
-};
 
 }  // namespace
 
 Status Plan::allocate() {
-  const std::int64_t requests = limits_.max_requests;
+  const Sizes n = sizes_of(limits_);
   const int unit_stride = max_units(limits_.rule);
-  // Every written token may begin a group of its own.
-  const std::int64_t writes = limits_.max_step_tokens;
-  const std::int64_t keys = limits_.num_pages * limits_.geometry.groups_per_page;
-  Status status = requests_.allocate(requests, "allocating the plan's requests");
+  Status status = requests_.allocate(n.requests, "allocating the plan's requests");
   const auto also = [&](Status next) {
     if (status.ok()) status = std::move(next);
   };
-  also(units_.allocate(requests * unit_stride, "allocating the plan's shadow units"));
-  also(writes_.allocate(writes, "allocating the plan's writes"));
-  also(wants_.allocate(writes, "allocating the plan's writes"));
-  also(index_.allocate(keys, "allocating the shadow directory"));
-  also(slots_.allocate(std::max(limits_.num_slots, 1), "allocating the shadow directory"));
-  also(free_slots_.allocate(std::max(limits_.num_slots, 1), "allocating the shadow directory"));
+  also(units_.allocate(n.units, "allocating the plan's shadow units"));
+  also(writes_.allocate(n.writes, "allocating the plan's writes"));
+  also(wants_.allocate(n.writes, "allocating the plan's writes"));
+  also(index_.allocate(n.keys, "allocating the shadow directory"));
+  also(slots_.allocate(n.slots, "allocating the shadow directory"));
+  also(free_slots_.allocate(n.slots, "allocating the shadow directory"));
   also(state_.allocate(1, "allocating the shadow directory"));
   for (std::size_t i = 0; i < limits_.windows.size(); ++i) {
-    also(prefix_[i].allocate(requests + 2, "allocating the plan's work list"));
+    also(prefix_[i].allocate(n.prefix, "allocating the plan's work list"));
   }
   if (!status.ok()) return status;
 
@@ -273,53 +213,6 @@ Status Plan::build(const StepInput& in, int max_query_len, CudaStream stream) {
   return check(cudaGetLastError(), "launching the plan");
 }
 
-Status Plan::check_upload(const StepPlan& plan) const {
-  const auto n = static_cast<std::int64_t>(plan.requests.size());
-  if (n > limits_.max_requests ||
-      static_cast<std::int64_t>(plan.writes.size()) > limits_.max_step_tokens) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("the plan has {} requests and {} writes, but there is room for {} and {}",
-                        n, plan.writes.size(), limits_.max_requests, limits_.max_step_tokens)};
-  }
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t pages = plan.requests[static_cast<std::size_t>(i)].num_pages;
-    if (pages <= limits_.max_pages_per_request) continue;
-    return {StatusCode::kOutOfRange,
-            fmt::format("request {} has {} pages, but there is room for {}", i, pages,
-                        limits_.max_pages_per_request)};
-  }
-  return {};
-}
-
-Status Plan::upload(const StepPlan& plan, CudaStream stream) {
-  Status status = check_upload(plan);
-  if (!status.ok()) return status;
-  if (pages_.get() == nullptr) {
-    status = pages_.allocate(std::int64_t{limits_.max_requests} * limits_.max_pages_per_request,
-                             "allocating the uploaded block table");
-    if (!status.ok()) return status;
-  }
-  const HostPlan host = flatten(plan, args_.plan.unit_stride, limits_.max_pages_per_request);
-  set_columns(host.longest);
-  PlanView& p = args_.plan;
-  p.num_requests = static_cast<std::int32_t>(host.requests.size());
-  p.pages = pages_.get();
-  p.page_stride = limits_.max_pages_per_request;
-  p.num_pages = limits_.num_pages;
-  p.max_writes = static_cast<std::int32_t>(host.writes.size());
-  Uploader to_device(stream);
-  to_device.copy(requests_.get(), host.requests);
-  to_device.copy(units_.get(), host.units);
-  to_device.copy(pages_.get(), host.pages);
-  to_device.copy(writes_.get(), host.writes);
-  to_device.copy(&state_.get()->num_writes, std::span(&p.max_writes, 1));
-  for (int w = 0; w < args_.num_work; ++w) {
-    to_device.copy(args_.work[w].prefix, work_prefix(host.requests, args_.work[w].window_left));
-  }
-  followed_ = false;
-  return to_device.status();
-}
-
 Status Plan::forget(std::int64_t page, CudaStream stream) {
   if (page < 0 || page >= limits_.num_pages) {
     return {StatusCode::kOutOfRange,
@@ -369,6 +262,23 @@ Result<PlanView> Plan::view(int window_left) const {
 }
 
 }  // namespace cuda
+
+Result<std::int64_t> CudaPlan::bytes_for(const CudaPlanLimits& limits) {
+  Status status = cuda::check_limits(limits);
+  if (!status.ok()) return status;
+  const auto of = []<class T>(std::int64_t count, const T*) {
+    return count * static_cast<std::int64_t>(sizeof(T));
+  };
+  const cuda::Sizes n = cuda::sizes_of(limits);
+  constexpr std::int32_t* kIndex = nullptr;
+  const auto windows = static_cast<std::int64_t>(limits.windows.size());
+  return of(n.requests, static_cast<cuda::Request*>(nullptr)) +
+         of(n.units, static_cast<cuda::ShadowUnit*>(nullptr)) +
+         of(n.writes, static_cast<cuda::Write*>(nullptr)) +
+         of(n.writes, static_cast<cuda::Want*>(nullptr)) + of(n.keys, kIndex) +
+         of(n.slots, static_cast<cuda::SlotEntry*>(nullptr)) + of(n.slots, kIndex) +
+         of(1, static_cast<cuda::DirectoryState*>(nullptr)) + of(windows * n.prefix, kIndex);
+}
 
 Result<std::unique_ptr<CudaPlan>> CudaPlan::make(const CudaPlanLimits& limits) {
   Status status = cuda::check_limits(limits);
