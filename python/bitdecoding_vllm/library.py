@@ -48,7 +48,7 @@ class RuntimeOptions(Structure):
         ("isa", c_char_p),
         ("model", c_char_p),
         ("num_threads", c_int32),
-        ("reserved", c_int32),
+        ("device", c_int32),
     ]
 
 
@@ -158,6 +158,61 @@ class AttendParams(Structure):
     ]
 
 
+class CudaStepsOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("steps", StepsOptions),
+        ("num_q_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("max_step_tokens", c_int64),
+        ("max_pages_per_request", c_int64),
+        ("windows", POINTER(c_int32)),
+        ("num_windows", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class CudaMemory(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("steps_bytes", c_int64),
+        ("attend_bytes", c_int64),
+    ]
+
+
+class GatherParams(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("layer", c_void_p),
+        ("steps", c_void_p),
+        ("cache", Cache),
+        ("request", c_int32),
+        ("with_shadow", c_int32),
+        ("begin", c_int64),
+        ("end", c_int64),
+        ("key", Tensor),
+        ("value", Tensor),
+    ]
+
+
+class MergeParams(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("runtime", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("lse_a", c_void_p),
+        ("lse_b", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+    ]
+
+
 class Counters(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -192,6 +247,14 @@ _SIGNATURES = {
     "bd_steps_build": (c_int, [c_void_p, c_void_p]),
     "bd_write": (c_int, [c_void_p]),
     "bd_attend": (c_int, [c_void_p]),
+    "bd_cuda_memory_get": (c_int, [c_void_p, POINTER(CudaStepsOptions), POINTER(CudaMemory)]),
+    "bd_cuda_steps_create": (c_int, [c_void_p, POINTER(CudaStepsOptions), POINTER(c_void_p)]),
+    "bd_cuda_steps_build": (c_int, [c_void_p, c_void_p, c_int32, c_void_p]),
+    "bd_cuda_steps_forget": (c_int, [c_void_p, c_int64, c_void_p]),
+    "bd_cuda_write": (c_int, [c_void_p, c_void_p]),
+    "bd_cuda_attend": (c_int, [c_void_p, c_void_p]),
+    "bd_cuda_gather": (c_int, [c_void_p, c_void_p]),
+    "bd_cuda_merge": (c_int, [c_void_p, c_void_p]),
     "bd_advise_huge_pages": (c_int, [c_void_p, c_int64, POINTER(c_int64)]),
     "bd_counters_get": (c_int, [c_void_p, POINTER(Counters)]),
     "bd_calibration_save": (c_int, [c_void_p, c_char_p, POINTER(c_uint64)]),
@@ -220,6 +283,7 @@ def candidates():
     return [
         package / FILE_NAME,
         checkout / "build" / "release" / "lib" / FILE_NAME,
+        checkout / "build" / "cuda" / "lib" / FILE_NAME,
     ]
 
 
@@ -249,11 +313,20 @@ class Library:
             ) from error
         self._check_abi()
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self.cdll, name)
+            function = self._function(name)
             function.restype = result
             function.argtypes = arguments
             setattr(self, name, function)
         self.version = self.bd_version().decode()
+
+    def _function(self, name):
+        try:
+            return getattr(self.cdll, name)
+        except AttributeError:
+            raise LibraryError(
+                f"{self.path} lacks the function {name}, so it is older than this plugin. Build "
+                "the library and install the plugin from the same source."
+            ) from None
 
     def _check_abi(self):
         try:

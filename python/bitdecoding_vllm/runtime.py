@@ -40,16 +40,18 @@ def _text(value):
     return value.encode() if value else None
 
 
-def _options(source, num_threads, model=None):
+def _options(source, num_threads, model=None, device=None):
+    """`device` is the ordinal of a GPU, or None on a CPU."""
     return library.sized(
         library.RuntimeOptions,
         recipe_json=_text(source.text),
         recipe_file=_text(source.file),
         origin=_text(source.origin),
-        backend=_text(os.environ.get(ENV_BACKEND)),
-        isa=_text(os.environ.get(ENV_ISA)),
+        backend=_text(os.environ.get(ENV_BACKEND) if device is None else "cuda"),
+        isa=_text(os.environ.get(ENV_ISA) if device is None else None),
         model=_text(model),
         num_threads=num_threads,
+        device=device or 0,
     )
 
 
@@ -63,11 +65,13 @@ def validate(source):
 class Runtime:
     """One recipe on one backend, used by all layers of an engine."""
 
-    def __init__(self, source, note, model):
+    def __init__(self, source, note, model, device=None):
         self.lib = library.load()
         self.handle = None
+        self.shared = {}  # what the engine's layers have in common, by name
         with threads.all_worker_cpus() as num_threads:
-            options = _options(source, threads.requested(ENV_THREADS, num_threads), model)
+            count = threads.requested(ENV_THREADS, num_threads)
+            options = _options(source, count, model, device)
             self.handle = self.lib.create(self.lib.bd_runtime_create, None, options)
         self.note = note
         self.described = json.loads(self.lib.bd_runtime_describe(self.handle).decode())
@@ -234,8 +238,9 @@ def wanted(vllm_config):
     return None if source is None else (source, note)
 
 
-def for_engine(vllm_config):
-    """The engine's runtime, or None when the engine keeps to vLLM's own caches."""
+def for_engine(vllm_config, device=None):
+    """The engine's runtime, or None when the engine keeps to vLLM's own caches. `device` is the
+    ordinal of its GPU, or None on a CPU."""
     global _current
     asked = wanted(vllm_config)
     if asked is None:
@@ -244,10 +249,11 @@ def for_engine(vllm_config):
     source, note = asked
     model = model_name(vllm_config.model_config.model)
     settings = [os.environ.get(name) for name in (ENV_BACKEND, ENV_ISA, ENV_THREADS)]
-    key = (source, model, *settings)
+    # Two engines on one GPU are in turn, not at once, and each has its own pools.
+    key = (source, model, device, *settings)
     runtime = _runtimes.get(key)
     if runtime is None:
-        runtime = _create(source, note, model)
+        runtime = _create(source, note, model, device)
         _runtimes[key] = runtime
         if runtime.calibrate_file:
             # vLLM frees the layers, and with them the runtime, before the worker exits; a forked
@@ -262,9 +268,9 @@ def model_name(model):
     return os.path.basename(model.rstrip("/"))
 
 
-def _create(source, note, model):
+def _create(source, note, model, device):
     try:
-        return Runtime(source, note, model)
+        return Runtime(source, note, model, device)
     except library.BitdecodingError as error:
         if note != "default recipe":
             raise

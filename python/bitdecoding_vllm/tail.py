@@ -25,10 +25,10 @@ class Pool:
     def total_bytes(self):
         return self.num_slots * self.slot_bytes * self.num_layers
 
-    def tensor(self, num_kv_heads, head_dim):
+    def tensor(self, num_kv_heads, head_dim, device=None):
         """One layer's slots. Memory is touched when a slot is first used, not before."""
         shape = (self.num_slots, num_kv_heads, 2, self.group_tokens, head_dim)
-        return torch.empty(shape, dtype=torch.bfloat16)
+        return torch.empty(shape, dtype=torch.bfloat16, device=device)
 
 
 def size_pool(info, share, num_pages, num_kv_heads, num_layers):

@@ -20,6 +20,10 @@ STRUCTS = {
     "bd_cache": library.Cache,
     "bd_write_params": library.WriteParams,
     "bd_attend_params": library.AttendParams,
+    "bd_cuda_steps_options": library.CudaStepsOptions,
+    "bd_cuda_memory": library.CudaMemory,
+    "bd_gather_params": library.GatherParams,
+    "bd_merge_params": library.MergeParams,
     "bd_counters": library.Counters,
 }
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bitdecoding_vllm import engine, impl, library, recipe, runtime, tail, threads
+from bitdecoding_vllm import engine, impl, layer, library, recipe, runtime, tail, threads
 from bitdecoding_vllm.errors import UnsupportedEngine
 
 JSON = '{"mode": "bitdecoding-nvfp4", "key_shift": false}'
@@ -148,7 +148,7 @@ def test_a_cache_tensor_of_another_shape_is_refused():
 
 def test_key_heads_of_tensor_parallel_ranks():
     def heads(ranks, total):
-        return [impl.first_kv_head(rank, ranks, total) for rank in range(ranks)]
+        return [layer.first_kv_head(rank, ranks, total) for rank in range(ranks)]
 
     assert heads(1, 3) == [0]
     assert heads(4, 8) == [0, 2, 4, 6]
