@@ -19,4 +19,8 @@ if(BITDECODING_BUILD_EVAL)
   add_test(NAME eval_tools
     COMMAND sh -c "exec \"\${BITDECODING_PYTHON:-python3}\" '${CMAKE_CURRENT_SOURCE_DIR}/eval_tools_test.py'")
   set_tests_properties(eval_tools PROPERTIES LABELS unit SKIP_RETURN_CODE 77)
+  foreach(room rows run)
+    bitdecoding_test(eval_run_${room}_test LABELS unit)
+    target_link_libraries(eval_run_${room}_test PRIVATE bitdecoding_eval_run PkgConfig::HTTPLIB)
+  endforeach()
 endif()

@@ -26,6 +26,7 @@ namespace bitdecoding::eval {
 namespace {
 
 std::atomic<bool> was_interrupted{false};
+std::atomic<bool> must_stop{false};
 
 // The groups that run now; the signal thread needs them.
 std::mutex groups_mutex;
@@ -261,7 +262,11 @@ void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 bool interrupted() { return was_interrupted.load(); }
 
-void watch_signals(std::chrono::seconds patience) {
+bool stop_now() { return must_stop.load(); }
+
+namespace {
+
+void watch(std::chrono::seconds patience, bool gently) {
   sigset_t watched;
   sigemptyset(&watched);
   sigaddset(&watched, SIGINT);
@@ -269,11 +274,16 @@ void watch_signals(std::chrono::seconds patience) {
   sigaddset(&watched, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &watched, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  std::thread([watched, patience] {
+  std::thread([watched, patience, gently] {
     int number = 0;
     while (sigwait(&watched, &number) != 0) {
     }
     was_interrupted = true;
+    if (gently) {
+      while (sigwait(&watched, &number) != 0) {
+      }
+    }
+    must_stop = true;
     signal_groups(SIGTERM);
     // A server that waits for a worker that is gone already would keep a request, and with it this
     // program, waiting for ever.
@@ -286,5 +296,11 @@ void watch_signals(std::chrono::seconds patience) {
     }
   }).detach();
 }
+
+}  // namespace
+
+void watch_signals(std::chrono::seconds patience) { watch(patience, false); }
+
+void watch_signals_gently(std::chrono::seconds patience) { watch(patience, true); }
 
 }  // namespace bitdecoding::eval

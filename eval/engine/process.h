@@ -59,6 +59,10 @@ void adopt_orphans();
 // `interrupted()` true; a second one, or `patience`, kills them. Call once, before any thread is
 // started.
 void watch_signals(std::chrono::seconds patience = std::chrono::seconds(8));
+// The first signal only makes `interrupted()` true: what is in flight may finish. The second one
+// makes `stop_now()` true, and children are ended as above.
+void watch_signals_gently(std::chrono::seconds patience = std::chrono::seconds(8));
 bool interrupted();
+bool stop_now();
 
 }  // namespace bitdecoding::eval

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The demo's memory: one JSON object a line, checksummed and flushed to the disk before the next
-// task begins. A line cut short by a crash is dropped when the file is opened again, so what is
-// half written is never taken for whole.
+// The demo's memory: a line of json_lines.h a result, on the disk before the next task begins.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "bitdecoding/status.h"
+#include "report/json_lines.h"
 
 namespace bitdecoding::eval {
 
@@ -47,7 +46,5 @@ class ResultsLog {
 inline constexpr const char* kRunEnd = "end";
 
 std::string utc_now();
-// 16 hexadecimal digits, the same on every machine.
-std::string stable_hash(const std::string& text);
 
 }  // namespace bitdecoding::eval
