@@ -10,7 +10,7 @@ const std::vector<AddCommand>& commands() {
       add_doctor,  //
       add_serve,   //
 #ifdef BITDECODING_WITH_EVAL
-      add_calibrate,  add_ablate,
+      add_calibrate,  add_ablate, add_eval,
 #endif
       add_bench,    //
       add_inspect,  //

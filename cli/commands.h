@@ -15,6 +15,7 @@ void add_doctor(CLI::App& app, int* exit_code);
 void add_serve(CLI::App& app, int* exit_code);
 void add_ablate(CLI::App& app, int* exit_code);
 void add_calibrate(CLI::App& app, int* exit_code);
+void add_eval(CLI::App& app, int* exit_code);
 void add_inspect(CLI::App& app, int* exit_code);
 void add_recipe(CLI::App& app, int* exit_code);
 void add_version(CLI::App& app, int* exit_code);

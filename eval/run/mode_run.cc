@@ -216,6 +216,7 @@ Status ModeRun::run_engine(const std::function<void(const ModeProgress&)>& progr
   gone_ = false;
   std::atomic<int> at_work{settings_.concurrency};
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(settings_.concurrency));
   for (int i = 0; i < settings_.concurrency; ++i) {
     threads.emplace_back([&] {
       work(&client);
