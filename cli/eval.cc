@@ -190,6 +190,7 @@ Status save_run(const EvalOptions& options, const std::vector<eval::PlannedBench
                     {"cache_mib", options.cache_mib},
                     {"seed", options.rows.seed},
                     {"repeats", options.rows.repeats},
+                    {"greedy", options.rows.greedy},
                     {"most_new_tokens", options.rows.most_new_tokens},
                     {"benchmarks", data},
                     {"modes", modes}};
@@ -321,6 +322,8 @@ void add_options(CLI::App* command, EvalOptions* o) {
       ->add_option("--max-new-tokens", o->rows.most_new_tokens,
                    "Caps the replies' budgets; 0 = the protocol's")
       ->capture_default_str();
+  command->add_flag("--greedy", o->rows.greedy,
+                    "Temperature 0 in every benchmark; vLLM 0.32 on CPU ends at a seeded sample");
   command->add_flag("--strict", o->rows.strict, "A row that cannot be read ends the run");
   command->add_option("--window", o->window, "Tokens of prompt and reply together")
       ->check(CLI::Range(256, 1 << 22))

@@ -78,7 +78,7 @@ Result<std::vector<PlannedBenchmark>> plan_rows(const std::vector<const Benchmar
     if (!loaded.ok()) return loaded.status();
     PlannedBenchmark planned;
     planned.benchmark = benchmark;
-    planned.sampling = benchmark->sampling(load.model);
+    if (!choice.greedy) planned.sampling = benchmark->sampling(load.model);
     planned.budget = benchmark->budget(load.model);
     planned.problems = std::move(loaded.value().problems);
     if (choice.strict && !planned.problems.empty()) {

@@ -17,6 +17,7 @@ struct RowChoice {
   int repeats = 1;
   std::uint64_t seed = 42;
   std::size_t most_new_tokens = 0;  // caps a benchmark's budget; 0: does not
+  bool greedy = false;              // temperature 0 whatever the benchmark samples with
   bool strict = false;              // a row that cannot be read is an error
 };
 
