@@ -135,8 +135,22 @@ std::string result_words(const eval::ModeProgress& p) {
   return out;
 }
 
+eval::ModeSettings mode_settings(const EvalOptions& options, const eval::LoadOptions& load,
+                                 const Mode& mode) {
+  eval::ModeSettings settings;
+  settings.mode = mode.name;
+  settings.engine = mode.engine;
+  settings.folder = options.out;
+  settings.load = load;
+  settings.most_new_tokens = options.rows.most_new_tokens;
+  settings.concurrency = options.max_num_seqs;
+  settings.silence = std::chrono::seconds(options.row_timeout);
+  return settings;
+}
+
 // Score, rows and what went wrong, a line a mode and benchmark.
-eval::Table score_table(const std::string& folder, const std::vector<Mode>& modes,
+eval::Table score_table(const EvalOptions& options, const eval::LoadOptions& load,
+                        const std::vector<Mode>& modes,
                         const std::vector<eval::PlannedBenchmark>& plan) {
   eval::Table table{{"mode", "", "benchmark", "score", "rows", "errors", "skipped", "unscored",
                      "truncated", "tokens/reply"},
@@ -145,7 +159,7 @@ eval::Table score_table(const std::string& folder, const std::vector<Mode>& mode
     for (const eval::PlannedBenchmark& planned : plan) {
       const std::string name(planned.benchmark->name());
       const Result<std::vector<eval::RowRecord>> rows =
-          eval::read_rows(eval::row_log_path(folder, mode.name, name));
+          eval::planned_records(mode_settings(options, load, mode), planned);
       if (!rows.ok() || rows.value().empty()) continue;
       std::size_t scored = 0, errors = 0, skipped = 0, missing = 0, truncated = 0, tokens = 0;
       double sum = 0.0;
@@ -201,15 +215,7 @@ Status save_run(const EvalOptions& options, const std::vector<eval::PlannedBench
 Status run_mode(const EvalOptions& options, Mode* mode,
                 const std::vector<eval::PlannedBenchmark>& plan, const eval::LoadOptions& load,
                 eval::Progress* progress, Json* facts) {
-  eval::ModeSettings settings;
-  settings.mode = mode->name;
-  settings.engine = mode->engine;
-  settings.folder = options.out;
-  settings.load = load;
-  settings.most_new_tokens = options.rows.most_new_tokens;
-  settings.concurrency = options.max_num_seqs;
-  settings.silence = std::chrono::seconds(options.row_timeout);
-  eval::ModeRun run(settings, mode->host.get(), &plan);
+  eval::ModeRun run(mode_settings(options, load, *mode), mode->host.get(), &plan);
   if (Status s = run.prepare(); !s.ok()) return s;
   progress->begin(mode->name);
   Status status =
@@ -255,8 +261,8 @@ Status run_all(EvalOptions options, eval::Progress* progress,
     if (!status.ok()) return status;
     if (eval::interrupted()) break;
   }
-  progress->say(
-      "\n" + eval::format_table(score_table(options.out, modes, plan.value()), progress->style()));
+  progress->say("\n" + eval::format_table(score_table(options, load, modes, plan.value()),
+                                          progress->style()));
   progress->say(
       fmt::format("Scores are means over the rows that have one, times 100. Rows: "
                   "{0}/rows, settings and engines: {0}/run.json",

@@ -9,6 +9,7 @@
 #include "eval.h"
 #include "io/file.h"
 #include "io/suggest.h"
+#include "output.h"
 
 namespace bitdecoding::cli {
 
@@ -30,6 +31,7 @@ Result<std::vector<std::string>> chosen_modes(const std::vector<std::string>& as
     const Result<std::string> support = mode_support(name);
     if (support.ok()) out.push_back(name);
     if (!support.ok() && named) return support.status();
+    if (!support.ok()) print_note("Left out of all modes: " + support.status().message() + ".");
   }
   for (const std::string& name : asked) {
     if (name != "all" && std::count(mode_names().begin(), mode_names().end(), name) == 0) {

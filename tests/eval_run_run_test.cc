@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "eval_run_fakes.h"
+#include "run/local_host.h"
 
 namespace bitdecoding::eval {
 namespace {
@@ -316,6 +317,23 @@ TEST(ModeRun, ADiskThatIsFullEndsTheRun) {
   EXPECT_NE(failed.message().find("No space left"), std::string::npos) << failed.message();
 }
 
+// A folder keeps what other settings gave; a table is of one plan.
+TEST(ModeRun, RecordsOfOtherSettingsAreNotOfThePlan) {
+  FakeEngine engine;
+  const FakeBenchmark benchmark(4);
+  const std::string folder = fresh_folder("run-settings");
+  ModeSettings settings = fake_settings(folder);
+  run_rows(&engine, benchmark, settings);
+  ModeSettings other = settings;
+  other.engine = "another engine";
+  const std::vector<PlannedBenchmark> plan = fake_plan(benchmark);
+  EXPECT_TRUE(planned_records(other, plan[0]).value().empty());
+  run_rows(&engine, benchmark, other);
+  EXPECT_EQ(recorded(folder).size(), 8U);
+  EXPECT_EQ(planned_records(settings, plan[0]).value().size(), 4U);
+  EXPECT_EQ(planned_records(other, plan[0]).value().size(), 4U);
+}
+
 TEST(Rescore, GivesOtherScoresWithoutAnEngine) {
   FakeEngine engine;
   const FakeBenchmark benchmark(4);
@@ -329,6 +347,22 @@ TEST(Rescore, GivesOtherScoresWithoutAnEngine) {
   EXPECT_EQ(rows, 4U);
   EXPECT_EQ(total_score(recorded(folder)), 2.0);
   EXPECT_EQ(engine.bodies().size(), asked);
+}
+
+TEST(Facts, AreTheFirstOfTheEnginesLine) {
+  const nlohmann::json facts = facts_in_log(
+      "INFO Using AttentionBackendEnum.CPU_ATTN backend\n"
+      "INFO CPU KV cache size: 46,592 tokens\n"
+      "INFO bitdecoding 0.1.0: mode bitdecoding-nvfp4, pages nvfp4, backend cpu, ISA AMX, 2 "
+      "threads, 72 bytes a token and KV head, capacity 46592 tokens in pages of 128, BF16 pool 3 "
+      "slots of 16 tokens = 9 bytes in 30 layers, key means off, value means off, outer scales "
+      "off, recipe of mode bf16\nnext line\n");
+  EXPECT_EQ(facts.value("mode", ""), "bitdecoding-nvfp4");
+  EXPECT_EQ(facts.value("pages", ""), "nvfp4");
+  EXPECT_EQ(facts.value("backend", ""), "cpu");
+  EXPECT_EQ(facts.value("bytes_per_token_head", 0.0), 72.0);
+  EXPECT_EQ(facts.value("capacity_tokens", 0), 46592);
+  EXPECT_TRUE(facts_in_log("no such line").empty());
 }
 
 TEST(Endpoint, IsReadOrRefusedWithASentence) {

@@ -16,13 +16,21 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What stands between `before` and the next of `ends`, in the last place where `before` stands.
-std::string said(const std::string& text, const std::string& before, const char* ends) {
-  const std::size_t at = text.rfind(before);
+// What stands between position `at` of `before` and the next of `ends`.
+std::string said_at(const std::string& text, std::size_t at, const std::string& before,
+                    const char* ends) {
   if (at == std::string::npos) return "";
   const std::size_t begin = at + before.size();
   const std::size_t end = text.find_first_of(ends, begin);
   return text.substr(begin, end == std::string::npos ? end : end - begin);
+}
+
+// Where `before` stands last, and where it stands first.
+std::string said(const std::string& text, const std::string& before, const char* ends) {
+  return said_at(text, text.rfind(before), before, ends);
+}
+std::string first_said(const std::string& text, const std::string& before, const char* ends) {
+  return said_at(text, text.find(before), before, ends);
 }
 
 void put(Json* facts, const char* name, const std::string& value) {
@@ -67,9 +75,9 @@ Json facts_in_log(const std::string& log) {
   if (begin == std::string::npos) return facts;
   line.erase(0, begin);
   facts["engine_line"] = line;
-  put(&facts, "mode", said(line, "mode ", ","));
-  put(&facts, "pages", said(line, "pages ", ","));
-  put(&facts, "backend", said(line, "backend ", ","));
+  put(&facts, "mode", first_said(line, "mode ", ","));
+  put(&facts, "pages", first_said(line, "pages ", ","));
+  put(&facts, "backend", first_said(line, "backend ", ","));
   const std::size_t bytes = line.find(" bytes a token and KV head");
   const std::size_t comma = line.rfind(", ", bytes);
   if (comma != std::string::npos) {

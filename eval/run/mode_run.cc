@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include "engine/process.h"
@@ -53,6 +54,31 @@ Json asked_sampling(const PlannedBenchmark& benchmark, const PlannedRow& row,
   return out;
 }
 
+namespace {
+
+std::string key_of(const ModeSettings& settings, const PlannedBenchmark& planned,
+                   const PlannedRow& row) {
+  const Json sampling = asked_sampling(planned, row, settings.load, settings.most_new_tokens);
+  return row_key(row.prompt_hash, sampling, settings.engine, row.repeat);
+}
+
+}  // namespace
+
+Result<std::vector<RowRecord>> planned_records(const ModeSettings& settings,
+                                               const PlannedBenchmark& planned) {
+  const std::string name(planned.benchmark->name());
+  Result<std::vector<RowRecord>> all =
+      read_rows(row_log_path(settings.folder, settings.mode, name));
+  if (!all.ok()) return all.status();
+  std::set<std::string> keys;
+  for (const PlannedRow& row : planned.rows) keys.insert(key_of(settings, planned, row));
+  std::vector<RowRecord> out;
+  for (RowRecord& record : all.value()) {
+    if (keys.count(record.key) > 0) out.push_back(std::move(record));
+  }
+  return out;
+}
+
 Status ModeRun::prepare() {
   for (const PlannedBenchmark& planned : *plan_) {
     const std::string name(planned.benchmark->name());
@@ -60,9 +86,7 @@ Status ModeRun::prepare() {
         RowLog::open(row_log_path(settings_.folder, settings_.mode, name));
     if (!log.ok()) return log.status();
     for (const PlannedRow& row : planned.rows) {
-      const Json sampling = asked_sampling(planned, row, settings_.load, settings_.most_new_tokens);
-      Job job{&planned, &row, row_key(row.prompt_hash, sampling, settings_.engine, row.repeat), 0,
-              ""};
+      Job job{&planned, &row, key_of(settings_, planned, row), 0, ""};
       ++progress_.total;
       if (log.value()->finished(job.key)) {
         ++progress_.done;

@@ -89,6 +89,11 @@ class ModeRun {
 nlohmann::json asked_sampling(const PlannedBenchmark& benchmark, const PlannedRow& row,
                               const LoadOptions& load, std::size_t most_new_tokens);
 
+// The records of a planned benchmark's rows, as far as there are any: a folder may hold those of
+// other settings, too.
+Result<std::vector<RowRecord>> planned_records(const ModeSettings& settings,
+                                               const PlannedBenchmark& planned);
+
 // Scores the recorded replies anew, without an engine; rows of other files are left as they are.
 Status rescore(const std::string& folder, const std::string& mode,
                const std::vector<PlannedBenchmark>& plan, const LoadOptions& load,
