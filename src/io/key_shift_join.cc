@@ -97,12 +97,15 @@ Status take_heads(const std::vector<KeyShift>& parts, int index, const Heads& he
       const std::span<const float> source = part.slice(layer, i, 1);
       const std::span<const float> target = joined->slice(layer, head, 1);
       const std::span<const float> values = part.value_slice(layer, i, 1);
+      const std::span<const float> target_values = joined->value_slice(layer, head, 1);
       const auto at = target.data() - joined->values.data();
       if (from < 0) {
         std::copy(source.begin(), source.end(), joined->values.begin() + at);
-        std::copy(values.begin(), values.end(), joined->value_means.begin() + at);
+        if (!values.empty()) {
+          std::copy(values.begin(), values.end(), joined->value_means.begin() + at);
+        }
       } else if (!std::equal(source.begin(), source.end(), target.begin()) ||
-                 !std::equal(values.begin(), values.end(), joined->value_means.begin() + at)) {
+                 !std::equal(values.begin(), values.end(), target_values.begin())) {
         return invalid(fmt::format(
             "'{}' and '{}' both hold KV head {}, with different means; join files of one run",
             parts[static_cast<std::size_t>(from)].path, part.path, head));
