@@ -7,6 +7,7 @@ refreshes only what changes from call to call, because a step makes two calls a 
 
 from ctypes import addressof, c_int64
 
+import torch
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
