@@ -39,7 +39,7 @@ packages=(
   # Tests and benchmarks.
   libgtest-dev libgmock-dev libbenchmark-dev
   # Checks.
-  clang-format clang-tidy shellcheck
+  clang-format clang-tidy shellcheck pyflakes3
   # Python, only where vLLM must be met.
   python3 python3-venv python3-dev
 )
