@@ -42,7 +42,7 @@ Status check_calibration(const std::string& model, const Recipe& recipe, const K
   if (recipe.tau_calibrate) wanted.value().merge(recipe_identity(recipe));
   wanted.value().insert_or_assign("calibration_version", std::string(kCalibrationVersion));
   const Status s = check_identity(sidecar, wanted.value());
-  if (s.ok()) return s;
+  if (s.ok()) return {};
   return {StatusCode::kInvalidArgument,
           fmt::format("{}. Make another with `bitdecoding calibrate {}`", s.message(), model)};
 }

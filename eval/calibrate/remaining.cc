@@ -19,7 +19,7 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-Remaining::Remaining(std::vector<std::size_t> phase_tokens) {
+Remaining::Remaining(const std::vector<std::size_t>& phase_tokens) {
   for (const std::size_t tokens : phase_tokens) phases_.push_back({tokens, 0, 0, 0});
 }
 

@@ -77,7 +77,7 @@ Status CalibrateRunner::prepare() {
   }
   corpus_ = corpus_hash(texts_);
   std::string all;
-  for (const auto& [key, value] : identity()) all += key + "=" + value + "\n";
+  for (const auto& [key, value] : identity()) all += fmt::format("{}={}\n", key, value);
   fingerprint_ = content_hash(all);
   return {};
 }
@@ -153,7 +153,7 @@ Status CalibrateRunner::start_server() {
       Server::start("calibration", command.value(), port.value(), folder() + "/server.log");
   if (!server.ok()) return server.status();
   server_ = server.take();
-  const Status ready =
+  Status ready =
       server_->wait_ready(std::chrono::seconds(options_.start_timeout),
                           [&](double, const std::string& line) { progress_->update(line); });
   if (!ready.ok()) return ready;
@@ -260,8 +260,7 @@ Status CalibrateRunner::run() {
   }
   remaining_.emplace(std::vector<std::size_t>(phases_.size(), tokens));
   if (fs::exists(state_path()) || first_prompt_ > 0) {
-    const Status s =
-        client_->collective_rpc("bitdecoding_resume_calibration", {state_path()}).status();
+    Status s = client_->collective_rpc("bitdecoding_resume_calibration", {state_path()}).status();
     if (!s.ok()) return s;
   }
   for (std::size_t phase = 0; phase < phases_.size(); ++phase) {

@@ -48,7 +48,7 @@ struct CalibrateOptions {
 class Remaining {
  public:
   // Tokens of each phase, in their order.
-  explicit Remaining(std::vector<std::size_t> phase_tokens);
+  explicit Remaining(const std::vector<std::size_t>& phase_tokens);
   void done(std::size_t phase, std::size_t tokens, double seconds);
   // Of the phases from `phase` on, less what is done; empty before anything was timed.
   std::optional<double> seconds_left(std::size_t phase) const;

@@ -72,7 +72,7 @@ Status ProbeEngine::start_server() {
       Server::start("bf16", command.value(), port.value(), path("server.log"));
   if (!server.ok()) return server.status();
   server_ = server.take();
-  const Status ready =
+  Status ready =
       server_->wait_ready(std::chrono::seconds(options_.start_timeout),
                           [&](double, const std::string& line) { progress_->update(line); });
   if (!ready.ok()) return ready;

@@ -54,6 +54,7 @@ std::vector<int> SensitivityReport::order() const {
   std::stable_sort(index.begin(), index.end(),
                    [&](std::size_t a, std::size_t b) { return layers[a].kl > layers[b].kl; });
   std::vector<int> out;
+  out.reserve(index.size());
   for (const std::size_t i : index) out.push_back(layers[i].layer);
   return out;
 }
