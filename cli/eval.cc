@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -12,6 +13,7 @@
 #include "commands.h"
 #include "engine/folder_lock.h"
 #include "engine/process.h"
+#include "io/calibration_identity.h"
 #include "io/file.h"
 #include "output.h"
 #include "report/json_lines.h"
@@ -34,35 +36,20 @@ constexpr std::size_t kProtocolChunk = 40960;
 struct Mode {
   std::string name, support;
   std::unique_ptr<eval::EngineHost> host;
+  Json recipe;         // as served; null where vLLM's own cache is
   std::string engine;  // its identity, for the rows' keys
 };
 
-// Name and size of weights, and the configuration's bytes: another copy of a model is the same.
-std::string model_identity(const std::string& model) {
-  Json out = {fs::path(model).filename().string()};
-  const Result<std::string> config = read_file(model + "/config.json", 16 << 20);
-  if (config.ok()) out.push_back(eval::stable_hash(config.value()));
-  std::error_code error;
-  std::vector<std::string> files;
-  for (const auto& entry : fs::directory_iterator(model, error)) {
-    if (entry.path().extension() != ".safetensors") continue;
-    files.push_back(fmt::format("{} {}", entry.path().filename().string(), entry.file_size()));
-  }
-  std::sort(files.begin(), files.end());
-  out.push_back(files);
-  return out.dump();
-}
-
 // The recipe as it is served, with the bytes of its key means instead of their path.
-std::string recipe_identity(const eval::Command& command) {
+Json served_recipe(const eval::Command& command) {
   const auto at = command.environment.find("BITDECODING_RECIPE");
-  if (at == command.environment.end()) return "";
+  if (at == command.environment.end()) return nullptr;
   Json recipe = Json::parse(at->second, nullptr, false);
   if (!recipe.is_object()) return at->second;
   const std::string sidecar = recipe.value("key_shift_file", "");
   const Result<std::string> bytes = read_file(sidecar, std::int64_t{1} << 30);
   recipe["key_shift_file"] = bytes.ok() ? eval::stable_hash(bytes.value()) : "";
-  return recipe.dump();
+  return recipe;
 }
 
 Result<Mode> make_mode(const EvalOptions& options, const std::string& name,
@@ -89,9 +76,10 @@ Result<Mode> make_mode(const EvalOptions& options, const std::string& name,
   auto local = std::make_unique<eval::LocalHost>(std::move(host));
   const Result<eval::Command> command = local->command();
   if (!command.ok()) return command.status();
-  mode.engine = Json{model_identity(serve.model), name, serve.dtype, serve.chunk_tokens,
-                     recipe_identity(command.value())}
-                    .dump();
+  const Result<Identity> model = model_identity(serve.model);
+  if (!model.ok()) return model.status();
+  mode.recipe = served_recipe(command.value());
+  mode.engine = Json{model.value(), name, serve.dtype, serve.chunk_tokens, mode.recipe}.dump();
   mode.host = std::move(local);
   return mode;
 }
@@ -223,6 +211,7 @@ Status run_mode(const EvalOptions& options, Mode* mode,
   if (mode->host->running()) {
     *facts = mode->host->facts();
     (*facts)["support"] = mode->support;
+    (*facts)["recipe"] = mode->recipe;
   }
   mode->host->down();
   progress->done(result_words(run.progress()));
@@ -283,13 +272,21 @@ int run(EvalOptions options, bool stage_only) {
     return fail({StatusCode::kInvalidArgument,
                  "an endpoint serves one mode; name it with --mode, for the records"});
   }
-  const std::vector<eval::MissingItem> missing = missing_items(options, benchmarks.value());
+  std::vector<eval::MissingItem> missing = missing_items(options, benchmarks.value());
+  const auto optional = std::stable_partition(missing.begin(), missing.end(),
+                                              [](const auto& item) { return !item.optional; });
+  const std::vector<eval::MissingItem> without(optional, missing.end());
+  missing.erase(optional, missing.end());
+  if (!without.empty()) {
+    print_note("Without these it runs, and the scores that need them are missing:\n" +
+               missing_text(without));
+  }
   if (!missing.empty()) {
     return fail({StatusCode::kNotFound,
                  fmt::format("this is missing for what was asked:\n{}", missing_text(missing))});
   }
   if (stage_only) {
-    print("Nothing is missing.\n");
+    print(without.empty() ? "Nothing is missing.\n" : "Nothing else is missing.\n");
     return kExitOk;
   }
   options.out = fs::absolute(options.out).lexically_normal().string();

@@ -51,7 +51,13 @@ Result<std::vector<const eval::Benchmark*>> chosen_benchmarks(
       return out;
     }
     const Result<const eval::Benchmark*> found = eval::find_benchmark(name);
-    if (!found.ok()) return found.status();
+    if (!found.ok()) {
+      std::vector<std::string> known;
+      for (const auto& b : eval::all_benchmarks()) known.emplace_back(b->name());
+      return Status(found.status().code(),
+                    fmt::format("unknown benchmark '{}'; expected {}{}", name, join_or(known),
+                                did_you_mean(name, known)));
+    }
     if (std::count(out.begin(), out.end(), found.value()) == 0) out.push_back(found.value());
   }
   return out;
@@ -76,13 +82,9 @@ std::vector<eval::MissingItem> missing_items(
   std::vector<eval::MissingItem> out;
   std::error_code error;
   const std::string& model = options.engine.model;
-  const bool name = std::count(model.begin(), model.end(), '/') == 1 && model[0] != '/' &&
-                    model[0] != '.' && !fs::is_directory(model, error);
-  if (options.endpoint.empty() && !name && !fs::exists(model + "/config.json", error)) {
+  if (options.endpoint.empty() && !fs::exists(model + "/config.json", error)) {
     out.push_back({fmt::format("model '{}'", model),
-                   "Expected a folder with config.json in Hugging Face's layout, or a name such as "
-                   "owner/model.",
-                   ""});
+                   "Expected a folder with config.json and weights in Hugging Face's layout.", ""});
   }
   for (eval::MissingItem& item : eval::missing_for(benchmarks, load_options(options))) {
     out.push_back(std::move(item));

@@ -36,6 +36,12 @@ Status complete(const EngineOptions& options, std::string* program, std::string*
   *program = fs::read_symlink("/proc/self/exe", error).string();
   *model = fs::absolute(options.model, error).lexically_normal().string();
   while (model->size() > 1 && model->back() == '/') model->pop_back();
+  if (!fs::exists(*model + "/config.json", error)) {
+    return {StatusCode::kNotFound,
+            fmt::format("'{}' is no model: expected a folder with config.json and weights in "
+                        "Hugging Face's layout",
+                        *model)};
+  }
   const PythonFacts facts = python_facts(options.python);
   if (facts.python.empty() || facts.vllm_version.empty() || !facts.plugin) {
     return {StatusCode::kNotFound,

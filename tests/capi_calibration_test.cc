@@ -280,6 +280,13 @@ TEST_F(CapiCalibration, NonFiniteKeysAreNamedOnceAndLeftOut) {
   const auto then = nlohmann::json::parse(bd_calibration_describe(runtime.handle));
   EXPECT_EQ(then["non_finite"], nlohmann::json({{"side", "value"}, {"layer", 1}, {"kv_head", 0}}));
   EXPECT_EQ(then["skipped_rows"], 2);
+  // Both in one step: one a call, and none is lost.
+  engine.rows[static_cast<std::size_t>(40 * kHeads * kDim + kDim)] = NAN;
+  ASSERT_EQ(bd_write(&p), BD_OK);
+  for (const char* side : {"key", "value"}) {
+    const auto both = nlohmann::json::parse(bd_calibration_describe(runtime.handle));
+    EXPECT_EQ(both["non_finite"]["side"], side);
+  }
 }
 
 TEST_F(CapiCalibration, ANewSidecarBringsItsOwnTau) {

@@ -8,6 +8,7 @@
 #include "benchmarks/lcb/compare.h"
 #include "benchmarks/lcb/sandbox.h"
 #include "benchmarks/lcb/test_cases.h"
+#include "eval_bench_data.h"
 #include "eval_bench_files.h"
 #include "eval_bench_python.h"
 
@@ -202,22 +203,8 @@ TEST(LcbTests, BrokenBytes) {
   EXPECT_FALSE(test_cases({{"public_test_cases", "{}"}}).ok());
 }
 
-nlohmann::json problem(const std::string& id, const std::string& date) {
-  return {{"question_title", "Sum"},
-          {"question_content", "Add two numbers."},
-          {"platform", "atcoder"},
-          {"question_id", id},
-          {"contest_id", "c"},
-          {"contest_date", date + "T00:00:00"},
-          {"starter_code", ""},
-          {"difficulty", "easy"},
-          {"public_test_cases", R"([{"input":"1 2\n","output":"3\n","testtype":"stdin"}])"},
-          {"private_test_cases", R"([{"input":"5 5\n","output":"10\n","testtype":"stdin"}])"},
-          {"metadata", "{}"}};
-}
-
 nlohmann::json function_problem() {
-  nlohmann::json out = problem("f", "2025-02-01");
+  nlohmann::json out = lcb_row("f", "2025-02-01");
   out["starter_code"] = "class Solution:\n    def add(self, a: int, b: int) -> int:\n        ";
   out["public_test_cases"] = R"([{"input":"1\n[2, 3]","output":"[3, 4]","testtype":"functional"}])";
   out["private_test_cases"] = "[]";
@@ -229,8 +216,8 @@ TEST(Lcb, LoadsBothShapesInTheDatesAsked) {
   const TemporaryFolder folder;
   LoadOptions options;
   options.data_folder = folder.path();
-  folder.write("lcb_v6/prompts.jsonl", problem("a", "2025-01-04").dump() + "\r\n" +
-                                           problem("b", "2025-03-22").dump() + "\n" +
+  folder.write("lcb_v6/prompts.jsonl", lcb_row("a", "2025-01-04").dump() + "\r\n" +
+                                           lcb_row("b", "2025-03-22").dump() + "\n" +
                                            function_problem().dump() + "\n");
   const Benchmark& benchmark = *find_benchmark("lcb").value();
   const auto loaded = benchmark.load(options);
@@ -262,15 +249,15 @@ TEST(Lcb, TrapsOfTheDataFile) {
   options.data_folder = folder.path();
   nlohmann::json no_function = function_problem();
   no_function["metadata"] = "{}";
-  nlohmann::json bad_metadata = problem("m", "2025-01-04");
+  nlohmann::json bad_metadata = lcb_row("m", "2025-01-04");
   bad_metadata["metadata"] = "{";
-  nlohmann::json no_tests = problem("t", "2025-01-04");
+  nlohmann::json no_tests = lcb_row("t", "2025-01-04");
   no_tests.erase("public_test_cases");
   no_tests.erase("private_test_cases");
-  nlohmann::json given = problem("p", "2025-01-04");
+  nlohmann::json given = lcb_row("p", "2025-01-04");
   given["prompt"] = "The whole prompt.";
   folder.write("lcb_v6/prompts.jsonl", no_function.dump() + "\n" + bad_metadata.dump() + "\n" +
-                                           no_tests.dump() + "\n" + problem("d", "soon").dump() +
+                                           no_tests.dump() + "\n" + lcb_row("d", "soon").dump() +
                                            "\n" + given.dump() + "\n");
   const auto loaded = find_benchmark("lcb").value()->load(options);
   ASSERT_TRUE(loaded.ok());
@@ -288,7 +275,7 @@ TEST(Lcb, ScoresProgramsAndFunctions) {
   LoadOptions options;
   options.data_folder = folder.path();
   folder.write("lcb_v6/prompts.jsonl",
-               problem("a", "2025-01-04").dump() + "\n" + function_problem().dump() + "\n");
+               lcb_row("a", "2025-01-04").dump() + "\n" + function_problem().dump() + "\n");
   const Benchmark& benchmark = *find_benchmark("lcb").value();
   EXPECT_TRUE(benchmark.missing(options).empty());
   const auto rows = benchmark.load(options).value().rows;

@@ -7,6 +7,7 @@
 
 #include "benchmarks/benchmark.h"
 #include "benchmarks/ruler_niah/generate.h"
+#include "benchmarks/ruler_niah/haystack.h"
 #include "benchmarks/ruler_niah/ruler_niah.h"
 #include "eval_bench_files.h"
 
@@ -131,6 +132,16 @@ TEST(NiahGenerator, TheSeedDecidesEveryByte) {
   plan.variants = {"multivalue"};
   const auto alone = generate_niah(plan, counter.count());
   EXPECT_EQ(alone.value()[0], a.value()[12]);
+}
+
+TEST(NiahGenerator, EssaysAreTheSameFromEveryCompiler) {
+  Haystack haystack({"essay", HaystackKind::kEssay, false, NeedleKind::kNumbers, 1, 1, 1}, 7, {});
+  const std::vector<std::string>& sentences = haystack.at_least(300);
+  EXPECT_EQ(sentences[0],
+            "I had often wondered what a hash table does, and Mireia wondered with me.");
+  EXPECT_EQ(sentences[299],
+            "Before the rain began, Priya sold the second manuscript at the weather station, for "
+            "the insurance covered only fire and hail.");
 }
 
 TEST(NiahGenerator, OneHaystackSharesWhatIsBeforeTheNeedle) {

@@ -43,7 +43,8 @@ TEST(BuiltinCorpus, IsLongOfSeveralKindsAndAlwaysTheSame) {
                                           "builtin prose"}));
   // Five bytes a token is more than any tokenizer reaches on such texts.
   EXPECT_GT(bytes, 5U * 100000U);
-  EXPECT_EQ(corpus_hash(texts), corpus_hash(builtin_corpus()));
+  // Of every compiler: a calibration is told apart by it.
+  EXPECT_EQ(corpus_hash(texts), "17469b69a35ddb8e");
 }
 
 TEST_F(CalibrateFolder, ReadsTextsAndConversations) {

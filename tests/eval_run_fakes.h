@@ -168,7 +168,7 @@ inline std::vector<PlannedBenchmark> fake_plan(const Benchmark& benchmark, RowCh
 }
 
 inline std::vector<RowRecord> recorded(const std::string& folder) {
-  Result<std::vector<RowRecord>> rows = read_rows(row_log_path(folder, "bf16", "fake"));
+  Result<std::vector<RowRecord>> rows = RowLog::read(row_log_path(folder, "bf16", "fake"));
   return rows.ok() ? rows.take() : std::vector<RowRecord>{};
 }
 

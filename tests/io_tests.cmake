@@ -42,7 +42,7 @@ if(NOT BITDECODING_SANITIZE)
 endif()
 
 if(BITDECODING_BUILD_CLI)
-  foreach(room program serve bench gpu)
+  foreach(room program serve bench gpu eval)
     bitdecoding_test(cli_${room}_test LABELS unit)
     target_compile_definitions(cli_${room}_test PRIVATE
       BITDECODING_PROGRAM="$<TARGET_FILE:bitdecoding_program>")

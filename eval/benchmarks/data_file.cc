@@ -241,6 +241,19 @@ std::vector<MissingItem> missing_data(const LoadOptions& options, std::string_vi
   return {item};
 }
 
+Result<LoadedRows> load_file(const LoadOptions& options, std::string_view file,
+                             const std::vector<MissingItem>& missing,
+                             const std::function<BenchmarkRow(Fields&, int number)>& row) {
+  const std::string path = find_data(options, {file});
+  if (path.empty()) return no_data(options, missing);
+  LoadedRows loaded;
+  int number = 0;
+  const Status status = read_rows(
+      path, loaded, [&](const DataLine&, Fields& fields) { return row(fields, number++); });
+  if (!status.ok()) return status;
+  return loaded;
+}
+
 Status no_data(const LoadOptions& options, const std::vector<MissingItem>& items) {
   std::string text = fmt::format("The data folder '{}' lacks something.", options.data_folder);
   for (const MissingItem& item : items)

@@ -69,6 +69,12 @@ std::string json_kind(const nlohmann::json& value);
 Status read_rows(const std::string& path, LoadedRows& loaded,
                  const std::function<BenchmarkRow(const DataLine&, Fields&)>& row);
 
+// The rows of the one file that a benchmark is; `row` also gets the number of the line among those
+// that are objects, from 0. Without the file the error that `missing` spells out.
+Result<LoadedRows> load_file(const LoadOptions& options, std::string_view file,
+                             const std::vector<MissingItem>& missing,
+                             const std::function<BenchmarkRow(Fields&, int number)>& row);
+
 // The path of the first of these files that is in the data folder; empty when none is.
 std::string find_data(const LoadOptions& options, std::initializer_list<std::string_view> names);
 

@@ -5,7 +5,7 @@
 #include <cctype>
 
 #include "calibrate/corpus.h"
-#include "calibrate/words.h"
+#include "calibrate/said.h"
 
 namespace bitdecoding::eval {
 namespace {
@@ -16,30 +16,26 @@ constexpr std::size_t kTextBytes = 9000;
 std::string sentence(Choice& choice) {
   switch (choice.below(6)) {
     case 0:
-      return fmt::format("{}, {} {} {} at {}, {}.", choice.of(kWhen), choice.of(kPeople),
-                         choice.of(kDid), choice.of(kThings), choice.of(kPlaces),
-                         choice.of(kBecause));
+      return deed(choice);
     case 1:
-      return fmt::format("{} {} {}, {}.", choice.of(kPeople), choice.of(kDid), choice.of(kThings),
-                         choice.of(kBecause));
+      return short_deed(choice);
     case 2:
-      return fmt::format("At {} they found {} and {}; {} had {} both.", choice.of(kPlaces),
-                         choice.of(kThings), choice.of(kThings), choice.of(kPeople),
-                         choice.of(kDid));
+      return said(choice, "At {} they found {} and {}; {} had {} both.", of(kPlaces), of(kThings),
+                  of(kThings), of(kPeople), of(kDid));
     case 3:
-      return fmt::format("\"{}\" said {}, and went back to {}.", choice.of(kReflections),
-                         choice.of(kPeople), choice.of(kPlaces));
+      return said(choice, "\"{}\" said {}, and went back to {}.", of(kReflections), of(kPeople),
+                  of(kPlaces));
     case 4:
-      return fmt::format("It took {} {} days to reach {} from {}.", choice.of(kPeople),
-                         choice.between(2, 19), choice.of(kPlaces), choice.of(kPlaces));
+      return said(choice, "It took {} {} days to reach {} from {}.", of(kPeople), between(2, 19),
+                  of(kPlaces), of(kPlaces));
     default:
       return std::string(choice.of(kReflections));
   }
 }
 
 std::string prose(Choice& choice) {
-  std::string out = fmt::format("Chapter {}. {} and {}\n\n", choice.between(1, 40),
-                                choice.of(kPeople), choice.of(kThings));
+  std::string out =
+      said(choice, "Chapter {}. {} and {}\n\n", between(1, 40), of(kPeople), of(kThings));
   while (out.size() < kTextBytes) {
     const int sentences = choice.between(3, 8);
     for (int i = 0; i < sentences; ++i) out += sentence(choice) + (i + 1 < sentences ? " " : "");
@@ -58,25 +54,26 @@ std::string cpp_function(Choice& choice) {
   const std::string noun(choice.of(kNouns));
   const std::string other(choice.of(kNouns));
   const std::string verb(choice.of(kVerbs));
-  return fmt::format(
-      "// {} every {} whose {} is older than {} ms; returns how many there were.\n"
-      "std::size_t {}_{}s(std::vector<{}>& {}s, const {}Options& options) {{\n"
-      "  std::size_t count = 0;\n"
-      "  for (auto& {} : {}s) {{\n"
-      "    if ({}.{}_at + options.limit_ms > now_ms() || {}.size() < {}) continue;\n"
-      "    {}.{}({:#x}U, /*retries=*/{});\n"
-      "    ++count;\n"
-      "  }}\n"
-      "  return count;\n}}\n\n",
-      capital(verb), noun, other, choice.between(10, 9000), verb, noun, capital(noun), noun,
-      capital(verb), noun, noun, noun, other, noun, choice.between(1, 64), noun, choice.of(kVerbs),
-      choice.below(65536), choice.between(1, 9));
+  return said(choice,
+              "// {} every {} whose {} is older than {} ms; returns how many there were.\n"
+              "std::size_t {}_{}s(std::vector<{}>& {}s, const {}Options& options) {{\n"
+              "  std::size_t count = 0;\n"
+              "  for (auto& {} : {}s) {{\n"
+              "    if ({}.{}_at + options.limit_ms > now_ms() || {}.size() < {}) continue;\n"
+              "    {}.{}({:#x}U, /*retries=*/{});\n"
+              "    ++count;\n"
+              "  }}\n"
+              "  return count;\n}}\n\n",
+              capital(verb), noun, other, between(10, 9000), verb, noun, capital(noun), noun,
+              capital(verb), noun, noun, noun, other, noun, between(1, 64), noun, of(kVerbs),
+              below(65536), between(1, 9));
 }
 
 std::string python_class(Choice& choice) {
   const std::string noun(choice.of(kNouns));
   const std::string verb(choice.of(kVerbs));
-  return fmt::format(
+  return said(
+      choice,
       "class {}{}:\n"
       "    \"\"\"Keeps the last {} {}s and can {} them again.\"\"\"\n\n"
       "    def __init__(self, limit={}, name=\"{}\"):\n"
@@ -88,24 +85,24 @@ std::string python_class(Choice& choice) {
       "            raise ValueError(f\"too many {}s: {{len(found)}} of {{self.limit}}\")\n"
       "        self._{}s.setdefault(key, []).extend(found)\n"
       "        return sum(found) / max(1, len(found))\n\n",
-      capital(noun), capital(choice.of(kNouns)), choice.between(2, 500), noun, verb,
-      choice.between(4, 4096), choice.of(kNouns), noun, verb, choice.between(2, 9), choice.below(2),
-      noun, noun);
+      capital(noun), [](Choice& c) { return capital(c.of(kNouns)); }, between(2, 500), noun, verb,
+      between(4, 4096), of(kNouns), noun, verb, between(2, 9), below(2), noun, noun);
 }
 
 std::string query_and_config(Choice& choice) {
   const std::string noun(choice.of(kNouns));
-  return fmt::format(
+  return said(
+      choice,
       "SELECT {0}_id, COUNT(*) AS n, AVG({1}) AS mean_{1}\n  FROM {0}s JOIN {2}s USING ({0}_id)\n"
       " WHERE {1} BETWEEN {3} AND {4} GROUP BY {0}_id HAVING n > {5} ORDER BY n DESC;\n\n"
       "{{\"{0}\": {{\"{1}\": [{3}, {4}, {5}], \"enabled\": {6}, \"path\": "
       "\"/var/lib/{2}/{0}.db\"}}}}\n\n",
-      noun, choice.of(kVerbs), choice.of(kNouns), choice.between(1, 99), choice.between(100, 9999),
-      choice.between(2, 12), choice.below(2) == 0 ? "true" : "false");
+      noun, of(kVerbs), of(kNouns), between(1, 99), between(100, 9999), between(2, 12),
+      [](Choice& c) { return c.below(2) == 0 ? "true" : "false"; });
 }
 
 std::string code(Choice& choice) {
-  std::string out = fmt::format("#include \"{}/{}.h\"\n\n", choice.of(kNouns), choice.of(kVerbs));
+  std::string out = said(choice, "#include \"{}/{}.h\"\n\n", of(kNouns), of(kVerbs));
   while (out.size() < kTextBytes) {
     const int kind = choice.below(5);
     out += kind < 2 ? cpp_function(choice)
@@ -123,15 +120,14 @@ nlohmann::json dialogue(Choice& choice) {
   };
   while (bytes < kTextBytes) {
     say("user", choice.below(3) == 0
-                    ? fmt::format("And how does that change {}? {} told me about it at {}.",
-                                  choice.of(kTopics), choice.of(kPeople), choice.of(kPlaces))
-                    : fmt::format("Can you explain {} to me? {}", choice.of(kTopics),
-                                  choice.of(kReflections)));
+                    ? said(choice, "And how does that change {}? {} told me about it at {}.",
+                           of(kTopics), of(kPeople), of(kPlaces))
+                    : said(choice, "Can you explain {} to me? {}", of(kTopics), of(kReflections)));
     std::string answer;
     const int points = choice.between(3, 6);
     for (int i = 0; i < points; ++i) {
-      answer += choice.below(2) == 0 ? fmt::format("{}. {} ", i + 1, choice.of(kAnswers))
-                                     : fmt::format("{} ", choice.of(kAnswers));
+      answer += choice.below(2) == 0 ? said(choice, "{}. {} ", i + 1, of(kAnswers))
+                                     : said(choice, "{} ", of(kAnswers));
     }
     say("assistant", answer + sentence(choice));
   }
@@ -142,24 +138,26 @@ std::string numbers(Choice& choice) {
   std::string out;
   while (out.size() < kTextBytes) {
     const std::string noun(choice.of(kNouns));
-    out += fmt::format("date,{},{}_count,ratio,remark\n", noun, choice.of(kVerbs));
+    out += said(choice, "date,{},{}_count,ratio,remark\n", noun, of(kVerbs));
     int total = 0;
     const int rows = choice.between(8, 20);
     for (int i = 0; i < rows; ++i) {
       const int value = choice.between(3, 99999);
       total += value;
-      out += fmt::format("{}-{:02}-{:02},{},{},{:.4f},{}\n", choice.between(1987, 2031),
-                         choice.between(1, 12), choice.between(1, 28), value,
-                         choice.between(0, 400), choice.below(1000000) / 1e6, choice.of(kNouns));
+      out += said(
+          choice, "{}-{:02}-{:02},{},{},{:.4f},{}\n", between(1987, 2031), between(1, 12),
+          between(1, 28), value, between(0, 400), [](Choice& c) { return c.below(1000000) / 1e6; },
+          of(kNouns));
     }
     const int a = choice.between(12, 987);
     const int b = choice.between(12, 987);
     out += fmt::format("total,{},,,\n\n{} x {} = {}; {} + {} = {}; {} / {} = {:.3f}\n", total, a, b,
                        a * b, a, b, a + b, a, b, static_cast<double>(a) / b);
-    out += fmt::format("[{:02}:{:02}:{:02}.{:03}] {} {} at {:.2f} degC, {:.1e} Pa, {:#06x}\n\n",
-                       choice.below(24), choice.below(60), choice.below(60), choice.below(1000),
-                       noun, choice.of(kDid), choice.below(9000) / 100.0 - 20.0,
-                       choice.between(1, 999) * 1e3, choice.below(65536));
+    out += said(
+        choice, "[{:02}:{:02}:{:02}.{:03}] {} {} at {:.2f} degC, {:.1e} Pa, {:#06x}\n\n", below(24),
+        below(60), below(60), below(1000), noun, of(kDid),
+        [](Choice& c) { return c.below(9000) / 100.0 - 20.0; },
+        [](Choice& c) { return c.between(1, 999) * 1e3; }, below(65536));
   }
   return out;
 }

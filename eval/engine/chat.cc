@@ -6,32 +6,13 @@
 
 #include "engine/client.h"
 #include "engine/request_fields.h"
+#include "engine/server_words.h"
 
 namespace bitdecoding::eval {
 namespace {
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-std::string printable(const std::string& text) {
-  std::string out;
-  for (const char c : text.substr(0, 300)) out += c >= ' ' && c < 0x7F ? c : '.';
-  return out;
-}
-
-// vLLM's errors are {"error": {"message": ...}} or {"message": ...}, FastAPI's {"detail": ...}.
-std::string server_words(const std::string& body) {
-  const Json answer = Json::parse(body, nullptr, false);
-  if (answer.is_object()) {
-    const Json& error =
-        answer.contains("error") && answer["error"].is_object() ? answer["error"] : answer;
-    if (error.contains("message") && error["message"].is_string()) {
-      return error["message"].get<std::string>().substr(0, 500);
-    }
-    if (answer.contains("detail")) return printable(answer["detail"].dump());
-  }
-  return body.empty() ? "(no words)" : printable(body);
 }
 
 // One stream as it arrives.

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "engine/request_fields.h"
+#include "engine/server_words.h"
 
 namespace bitdecoding::eval {
 namespace {
@@ -21,18 +22,6 @@ Status bad_answer(const std::string& path, const std::string& what) {
           fmt::format("The server's answer to {} {}; is it the vLLM version that the lock file "
                       "names?",
                       path, what)};
-}
-
-// vLLM's errors are {"error": {"message": ...}}, FastAPI's {"detail": ...}.
-std::string server_words(const std::string& body) {
-  const Json answer = Json::parse(body, nullptr, false);
-  if (answer.is_object()) {
-    if (answer.contains("error") && answer["error"].is_object()) {
-      return answer["error"].value("message", body.substr(0, 500));
-    }
-    if (answer.contains("detail")) return answer["detail"].dump();
-  }
-  return body.substr(0, 500);
 }
 
 Status refused(const std::string& path, int status, const std::string& body) {

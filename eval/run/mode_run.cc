@@ -17,6 +17,9 @@ using Json = nlohmann::json;
 
 // Of the window, for the chat template, where a budget takes all that is left.
 constexpr std::size_t kTemplateRoom = 256;
+// How often the threads are looked at, and their progress told.
+constexpr std::chrono::milliseconds kLook{20};
+constexpr int kLooksPerProgress = 10;
 
 Json messages_json(const BenchmarkRow& row) {
   Json out = Json::array();
@@ -43,8 +46,6 @@ void put_score(const Benchmark& benchmark, const BenchmarkRow& row, const LoadOp
   record->detail = score.value().detail;
 }
 
-}  // namespace
-
 Json asked_sampling(const PlannedBenchmark& benchmark, const PlannedRow& row,
                     const LoadOptions& load, std::size_t most_new_tokens) {
   Json out = sampling_json(benchmark.sampling, row.seed, benchmark.budget.max_new_tokens);
@@ -53,8 +54,6 @@ Json asked_sampling(const PlannedBenchmark& benchmark, const PlannedRow& row,
   out["most_new_tokens"] = most_new_tokens;
   return out;
 }
-
-namespace {
 
 std::string key_of(const ModeSettings& settings, const PlannedBenchmark& planned,
                    const PlannedRow& row) {
@@ -68,7 +67,7 @@ Result<std::vector<RowRecord>> planned_records(const ModeSettings& settings,
                                                const PlannedBenchmark& planned) {
   const std::string name(planned.benchmark->name());
   Result<std::vector<RowRecord>> all =
-      read_rows(row_log_path(settings.folder, settings.mode, name));
+      RowLog::read(row_log_path(settings.folder, settings.mode, name));
   if (!all.ok()) return all.status();
   std::set<std::string> keys;
   for (const PlannedRow& row : planned.rows) keys.insert(key_of(settings, planned, row));
@@ -247,10 +246,11 @@ Status ModeRun::run_engine(const std::function<void(const ModeProgress&)>& progr
       --at_work;
     });
   }
+  int looks = 0;
   while (at_work > 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(at_work > 0 ? 20 : 0));
+    std::this_thread::sleep_for(kLook);
     if (stop_now()) client.stop();
-    if (!progress) continue;
+    if (!progress || ++looks % kLooksPerProgress != 0) continue;
     const std::lock_guard<std::mutex> lock(mutex_);
     progress_.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();

@@ -85,10 +85,6 @@ class ModeRun {
   std::chrono::steady_clock::time_point begun_;
 };
 
-// What a benchmark asks of the server, as far as it is known without the engine.
-nlohmann::json asked_sampling(const PlannedBenchmark& benchmark, const PlannedRow& row,
-                              const LoadOptions& load, std::size_t most_new_tokens);
-
 // The records of a planned benchmark's rows, as far as there are any: a folder may hold those of
 // other settings, too.
 Result<std::vector<RowRecord>> planned_records(const ModeSettings& settings,

@@ -42,23 +42,16 @@ std::vector<std::size_t> spread(const std::vector<BenchmarkRow>& rows,
   return chosen;
 }
 
-std::string whole_prompt(const BenchmarkRow& row) {
-  std::string out;
-  for (const ChatMessage& m : row.messages) out += m.content + '\n';
-  return out;
-}
-
 // Prompts in the order of their texts: those that begin alike follow one another, so that a server
 // with prefix caching computes a common beginning once.
 void order_by_prefix(std::vector<PlannedRow>* rows) {
-  std::vector<std::pair<std::string, std::size_t>> keys;
-  keys.reserve(rows->size());
-  for (std::size_t i = 0; i < rows->size(); ++i) keys.emplace_back(whole_prompt((*rows)[i].row), i);
-  std::sort(keys.begin(), keys.end());
-  std::vector<PlannedRow> sorted;
-  sorted.reserve(rows->size());
-  for (const auto& key : keys) sorted.push_back(std::move((*rows)[key.second]));
-  *rows = std::move(sorted);
+  const auto before = [](const ChatMessage& a, const ChatMessage& b) {
+    return a.content < b.content;
+  };
+  std::stable_sort(rows->begin(), rows->end(), [&](const PlannedRow& a, const PlannedRow& b) {
+    return std::lexicographical_compare(a.row.messages.begin(), a.row.messages.end(),
+                                        b.row.messages.begin(), b.row.messages.end(), before);
+  });
 }
 
 std::string file_hash(const std::string& path) {

@@ -13,12 +13,23 @@ std::string row_log_path(const std::string& folder, const std::string& mode,
   return fmt::format("{}/rows/{}/{}.jsonl", folder, mode, benchmark);
 }
 
-void RowLog::keep(const RowRecord& record) {
+void RowLog::keep(RowRecord record) {
   const auto [at, added] = place_.try_emplace(record.key, rows_.size());
   if (added) {
-    rows_.push_back(record);
+    rows_.push_back(std::move(record));
   } else {
-    rows_[at->second] = record;
+    rows_[at->second] = std::move(record);
+  }
+}
+
+void RowLog::keep_all(const JsonLines& lines) {
+  dropped_ = lines.dropped;
+  for (const nlohmann::json& line : lines.lines) {
+    if (std::optional<RowRecord> record = row_record(line)) {
+      keep(std::move(*record));
+    } else {
+      ++dropped_;
+    }
   }
 }
 
@@ -26,14 +37,7 @@ Result<std::unique_ptr<RowLog>> RowLog::open(const std::string& path) {
   Result<JsonLines> lines = open_json_lines(path);
   if (!lines.ok()) return lines.status();
   std::unique_ptr<RowLog> log(new RowLog(path));
-  log->dropped_ = lines.value().dropped;
-  for (const nlohmann::json& line : lines.value().lines) {
-    if (const std::optional<RowRecord> record = row_record(line)) {
-      log->keep(*record);
-    } else {
-      ++log->dropped_;
-    }
-  }
+  log->keep_all(lines.value());
   return log;
 }
 
@@ -66,22 +70,12 @@ Status RowLog::rewrite(const std::vector<RowRecord>& rows) {
   return {};
 }
 
-Result<std::vector<RowRecord>> read_rows(const std::string& path) {
-  Result<JsonLines> lines = read_json_lines(path);
+Result<std::vector<RowRecord>> RowLog::read(const std::string& path) {
+  const Result<JsonLines> lines = read_json_lines(path);
   if (!lines.ok()) return lines.status();
-  std::vector<RowRecord> rows;
-  std::map<std::string, std::size_t> place;
-  for (const nlohmann::json& line : lines.value().lines) {
-    std::optional<RowRecord> record = row_record(line);
-    if (!record) continue;
-    const auto [at, added] = place.try_emplace(record->key, rows.size());
-    if (added) {
-      rows.push_back(std::move(*record));
-    } else {
-      rows[at->second] = std::move(*record);
-    }
-  }
-  return rows;
+  RowLog log(path);
+  log.keep_all(lines.value());
+  return std::move(log.rows_);
 }
 
 }  // namespace bitdecoding::eval

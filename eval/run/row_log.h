@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bitdecoding/status.h"
+#include "report/json_lines.h"
 #include "run/row_record.h"
 
 namespace bitdecoding::eval {
@@ -20,6 +21,8 @@ std::string row_log_path(const std::string& folder, const std::string& mode,
 class RowLog {
  public:
   static Result<std::unique_ptr<RowLog>> open(const std::string& path);
+  // The rows alone, without mending: of a run that may still go on. No file is no rows.
+  static Result<std::vector<RowRecord>> read(const std::string& path);
 
   // A row that is there and needs no other attempt: one in which the engine failed does.
   bool finished(const std::string& key) const;
@@ -33,7 +36,8 @@ class RowLog {
 
  private:
   explicit RowLog(std::string path) : path_(std::move(path)) {}
-  void keep(const RowRecord& record);
+  void keep(RowRecord record);
+  void keep_all(const JsonLines& lines);
 
   std::string path_;
   mutable std::mutex mutex_;
@@ -41,8 +45,5 @@ class RowLog {
   std::map<std::string, std::size_t> place_;
   int dropped_ = 0;
 };
-
-// Reads without mending, for a report of a run that still goes on.
-Result<std::vector<RowRecord>> read_rows(const std::string& path);
 
 }  // namespace bitdecoding::eval

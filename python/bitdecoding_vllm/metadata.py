@@ -6,7 +6,6 @@ bd_steps object. Python keeps its handle and the number of tokens.
 """
 
 import copy
-from ctypes import addressof
 from dataclasses import dataclass
 
 from vllm.logger import init_logger
@@ -16,6 +15,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 from bitdecoding_vllm import library, runtime, tail
 from bitdecoding_vllm.impl import BitdecodingImpl
 from bitdecoding_vllm.errors import UnsupportedEngine
+from bitdecoding_vllm.steps import StepsHandle
 
 logger = init_logger("vllm.bitdecoding")
 
@@ -29,13 +29,8 @@ class StepMetadata(AttentionMetadata):
     num_actual_tokens: int
 
 
-class Steps:
-    """Owns a bd_steps: the shadow directory and the current plan of a group of layers."""
-
+class Steps(StepsHandle):
     def __init__(self, runtime, head_dim, page_size, num_pages, num_slots, max_requests):
-        self.runtime = runtime
-        self.lib = runtime.lib
-        self.handle = None
         options = library.sized(
             library.StepsOptions,
             head_dim=head_dim,
@@ -44,29 +39,15 @@ class Steps:
             num_slots=num_slots,
             max_requests=max_requests,
         )
-        self.handle = self.lib.create(self.lib.bd_steps_create, runtime.handle, options)
-        self._input = library.sized(library.StepInput)
-        self._input_address = addressof(self._input)
-
-    def __del__(self):
-        handle, self.handle = getattr(self, "handle", None), None
-        if handle:
-            self.lib.bd_steps_destroy(handle)
+        super().__init__(runtime, runtime.lib.bd_steps_create, options)
 
     def build(self, common):
         """Plans the step; the tensors are on the CPU and are read during the call only."""
-        step = self._input
         query_start = common.query_start_loc_cpu
-        num_requests = common.num_reqs
-        num_tokens = int(query_start[num_requests])
-        step.num_requests = num_requests
-        step.block_table = common.block_table_tensor.data_ptr()
-        step.block_table_stride = common.block_table_tensor.stride(0)
-        step.query_start = query_start.data_ptr()
-        step.seq_lens = common.seq_lens.data_ptr()
-        step.slot_mapping = common.slot_mapping.data_ptr()
-        step.num_tokens = num_tokens
-        self.lib.check(self.lib.bd_steps_build(self.handle, self._input_address))
+        num_tokens = int(query_start[common.num_reqs])
+        self.lib.check(
+            self.lib.bd_steps_build(self.handle, self.point(common, query_start, num_tokens))
+        )
         return num_tokens
 
 

@@ -148,6 +148,11 @@ def test_a_chunk_sees_its_prefix(layer, case):
         assert seen[0][0] == first and seen[-1][1] == prefix
         assert all(a[1] == b[0] for a, b in zip(seen, seen[1:]))  # each position once
     assert impl.lib.merges == max(0, len(seen) - 1)
+    # Another layer of the step finds the calls' bounds on the device.
+    bounds = dict(run.ends)
+    prefill.run(run, pad(query), pad(key[prefix:]), pad(value[prefix:]), output)
+    assert len(bounds) == len(run.ends) > 0
+    assert all(run.ends[keys] is tensor for keys, tensor in bounds.items())
 
 
 def test_fresh_prompts_attend_to_themselves_alone(layer):

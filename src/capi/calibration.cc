@@ -234,9 +234,11 @@ std::string describe(RuntimeState& runtime) {
   json["tokens"] = runtime.calibrated_layers.empty() ? 0 : tokens;
   json["skipped_rows"] = means.skipped_rows() + runtime.value_means->skipped_rows();
   json["non_finite"] = nullptr;
-  for (const auto& [side, of] : {std::pair("value", runtime.value_means.get()), {"key", &means}}) {
+  // One a call: the other side keeps its own for the next.
+  for (const auto& [side, of] : {std::pair("key", &means), {"value", runtime.value_means.get()}}) {
     if (const std::optional<NonFiniteKey> at = of->take_non_finite(); at) {
       json["non_finite"] = {{"side", side}, {"layer", at->layer}, {"kv_head", at->kv_head}};
+      break;
     }
   }
   json["blocks"] = static_cast<std::uint64_t>(blocks);

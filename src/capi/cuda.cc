@@ -128,15 +128,7 @@ Status check_steps(const bd_steps* steps) {
 
 Status build(bd_steps* steps, const bd_step_input& in, int max_query_len, CudaStream stream) {
   if (Status s = check_step_input(in); !s.ok()) return s;
-  StepInput input;
-  input.num_requests = in.num_requests;
-  input.block_table = in.block_table;
-  input.block_table_stride = in.block_table_stride;
-  input.query_start = in.query_start;
-  input.seq_lens = in.seq_lens;
-  input.slot_mapping = in.slot_mapping;
-  input.num_tokens = in.num_tokens;
-  input.num_pages = steps->num_pages;
+  const StepInput input = step_input(in, steps->num_pages);
   steps->built = false;
   if (Status s = plan_of(*steps).build(input, max_query_len, stream); !s.ok()) return s;
   steps->step_tokens = in.num_tokens;

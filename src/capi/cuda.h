@@ -26,6 +26,8 @@ Status check_layer_and_steps(const bd_layer* layer, const bd_steps* steps);
 Result<TensorView> check_tensor(const char* name, const bd_tensor& tensor, std::int64_t tokens,
                                 int heads, int head_dim);
 Status check_step_input(const bd_step_input& input);
+// What the library calls it; `input` has been checked.
+StepInput step_input(const bd_step_input& input, std::int64_t num_pages);
 Status check_steps_options(const bd_steps_options& options);
 
 }  // namespace bitdecoding::capi

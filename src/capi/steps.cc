@@ -60,15 +60,7 @@ Status build(bd_steps* steps, const bd_step_input& in) {
     return refuse_device(*steps->runtime, "bd_steps_build", "call bd_cuda_steps_build");
   }
   if (Status s = check_step_input(in); !s.ok()) return s;
-  StepInput input;
-  input.num_requests = in.num_requests;
-  input.block_table = in.block_table;
-  input.block_table_stride = in.block_table_stride;
-  input.query_start = in.query_start;
-  input.seq_lens = in.seq_lens;
-  input.slot_mapping = in.slot_mapping;
-  input.num_tokens = in.num_tokens;
-  input.num_pages = steps->num_pages;
+  const StepInput input = step_input(in, steps->num_pages);
   steps->built = false;  // a failed build leaves no half-filled plan behind
   if (Status s = steps->directory->build(input, &steps->plan); !s.ok()) return s;
   if (!steps->runtime->recipe.calibrate_file.empty()) {
@@ -148,6 +140,19 @@ Status check_step_input(const bd_step_input& in) {
     return invalid("slot_mapping is null, for {} tokens", in.num_tokens);
   }
   return {};
+}
+
+StepInput step_input(const bd_step_input& in, std::int64_t num_pages) {
+  StepInput input;
+  input.num_requests = in.num_requests;
+  input.block_table = in.block_table;
+  input.block_table_stride = in.block_table_stride;
+  input.query_start = in.query_start;
+  input.seq_lens = in.seq_lens;
+  input.slot_mapping = in.slot_mapping;
+  input.num_tokens = in.num_tokens;
+  input.num_pages = num_pages;
+  return input;
 }
 
 Status check_steps_options(const bd_steps_options& o) {

@@ -35,14 +35,7 @@ class Gpqa : public ProtocolBenchmark {
   }
 
   Result<LoadedRows> load(const LoadOptions& options) const override {
-    const std::string path = find_data(options, {kFile});
-    if (path.empty()) return no_data(options, missing(options));
-    LoadedRows loaded;
-    int number = 0;
-    const Status status = read_rows(
-        path, loaded, [&](const DataLine&, Fields& fields) { return row(fields, number++); });
-    if (!status.ok()) return status;
-    return loaded;
+    return load_file(options, kFile, missing(options), row);
   }
 
   Result<Score> score(const BenchmarkRow& row, const std::string& reply,

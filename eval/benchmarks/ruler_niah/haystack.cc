@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "benchmarks/ruler_niah/words.h"
+#include "calibrate/said.h"
 
 namespace bitdecoding::eval {
 namespace {
@@ -21,21 +22,17 @@ std::string uuid(Choice& choice) {
 std::string essay_sentence(Choice& choice) {
   switch (choice.below(7)) {
     case 0:
-      return fmt::format("{}, {} {} {} at {}, {}.", choice.of(kWhen), choice.of(kPeople),
-                         choice.of(kDid), choice.of(kThings), choice.of(kPlaces),
-                         choice.of(kBecause));
+      return deed(choice);
     case 1:
-      return fmt::format("{} {} {}, {}.", choice.of(kPeople), choice.of(kDid), choice.of(kThings),
-                         choice.of(kBecause));
+      return short_deed(choice);
     case 2:
-      return fmt::format("I had often wondered {}, and {} wondered with me.", choice.of(kTopics),
-                         choice.of(kPeople));
+      return said(choice, "I had often wondered {}, and {} wondered with me.", of(kTopics),
+                  of(kPeople));
     case 3:
-      return fmt::format("From {} to {} it is {} minutes on foot, {}.", choice.of(kPlaces),
-                         choice.of(kPlaces), choice.between(3, 95), choice.of(kBecause));
+      return said(choice, "From {} to {} it is {} minutes on foot, {}.", of(kPlaces), of(kPlaces),
+                  between(3, 95), of(kBecause));
     case 4:
-      return fmt::format("Whoever asks {} should first look at {}.", choice.of(kTopics),
-                         choice.of(kThings));
+      return said(choice, "Whoever asks {} should first look at {}.", of(kTopics), of(kThings));
     case 5:
       return std::string(choice.of(kAnswers));
     default:
@@ -54,7 +51,7 @@ std::string needle_sentence(const NiahVariant& variant, const Needle& needle) {
 std::string needle_key(const NiahVariant& variant, Choice& choice) {
   if (variant.uuid_keys) return uuid(choice);
   const std::string_view adjective = choice.of(kKeyAdjectives);
-  return fmt::format("{}-{}", adjective, choice.of(kKeyNouns));
+  return said(choice, "{}-{}", adjective, of(kKeyNouns));
 }
 
 std::string needle_value(const NiahVariant& variant, Choice& choice) {

@@ -3,7 +3,7 @@
 table and slot mapping are never copied to the host, and a replayed graph finds the new plan where it
 found the old one."""
 
-from ctypes import addressof, c_int32
+from ctypes import c_int32
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from vllm.v1.attention.backend import (
 from bitdecoding_vllm import library
 from bitdecoding_vllm.errors import UnsupportedEngine
 from bitdecoding_vllm.cuda.prefill import MAX_DECODE_QUERIES, plan_prefill
+from bitdecoding_vllm.steps import StepsHandle
 
 
 @dataclass
@@ -24,36 +25,15 @@ class StepMetadata(AttentionMetadata):
     prefill: list = field(default_factory=list)  # of prefill.Run
 
 
-class Steps:
-    """Owns a bd_steps on a GPU: the shadow directory and the current plan of a group of layers."""
-
+class Steps(StepsHandle):
     def __init__(self, runtime, options):
-        self.runtime = runtime
-        self.lib = runtime.lib
-        self.handle = None
-        self.handle = self.lib.create(self.lib.bd_cuda_steps_create, runtime.handle, options)
-        self._input = library.sized(library.StepInput)
-        self._input_address = addressof(self._input)
-
-    def __del__(self):
-        handle, self.handle = getattr(self, "handle", None), None
-        if handle:
-            self.lib.bd_steps_destroy(handle)
+        super().__init__(runtime, runtime.lib.bd_cuda_steps_create, options)
 
     def build(self, common):
-        step = self._input
-        step.num_requests = common.num_reqs
-        step.block_table = common.block_table_tensor.data_ptr()
-        step.block_table_stride = common.block_table_tensor.stride(0)
-        step.query_start = common.query_start_loc.data_ptr()
-        step.seq_lens = common.seq_lens.data_ptr()
-        step.slot_mapping = common.slot_mapping.data_ptr()
-        step.num_tokens = common.num_actual_tokens
+        step = self.point(common, common.query_start_loc, common.num_actual_tokens)
         stream = torch.cuda.current_stream().cuda_stream
         self.lib.check(
-            self.lib.bd_cuda_steps_build(
-                self.handle, self._input_address, common.max_query_len, stream
-            )
+            self.lib.bd_cuda_steps_build(self.handle, step, common.max_query_len, stream)
         )
 
 

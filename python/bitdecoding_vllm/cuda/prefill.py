@@ -7,7 +7,7 @@ workspace, are calls of their own that the library merges by their log-sum-exps.
 """
 
 from ctypes import addressof
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
@@ -29,6 +29,13 @@ class Run:
     starts: torch.Tensor  # of the requests within the run, on the device
     request: int = -1
     prefix: int = 0  # cached tokens before the rows
+    ends: dict = field(default_factory=dict)  # keys of a call -> [0, keys] on the device
+
+    def end_at(self, keys):
+        """The same for all layers of a kind, so it goes to the device once a step."""
+        if keys not in self.ends:
+            self.ends[keys] = _to_device([0, keys], self.starts.device)
+        return self.ends[keys]
 
 
 def plan_prefill(common, device):
@@ -115,12 +122,12 @@ class Prefill:
         keys, values = self.workspace.rows[:, : held + rows]
         keys[held:] = key
         values[held:] = value
-        ends = _to_device([0, held + rows], query.device)
+        ends = run.end_at(held + rows)
         lse = self._attend(query, keys, values, run.starts, ends, held + rows, output)
         while at > first:
             begin = max(first, at - self.workspace.num_tokens)
             keys, values = self._read_back(run.request, begin, at)
-            ends = _to_device([0, at - begin], query.device)
+            ends = run.end_at(at - begin)
             part = torch.empty_like(output)
             part_lse = self._attend(
                 query, keys, values, run.starts, ends, at - begin, part, whole=True
