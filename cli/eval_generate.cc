@@ -72,8 +72,6 @@ int run(const Options& options) {
     eval::NiahPlan plan = options.plan;
     plan.length = length;
     const std::string path = fmt::format("{}/ruler/niah_{}.jsonl", options.data, length);
-    std::error_code error;
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
     progress.begin(path);
     if (Status s = eval::write_niah(plan, count, path); !s.ok()) return fail(s);
     progress.done("written");
@@ -100,7 +98,8 @@ void add_eval_generate(CLI::App* eval, int* exit_code) {
       ->capture_default_str();
   command
       ->add_option("--variant", options->plan.variants, "Variants, by commas; default: all eight")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(CLI::IsMember(eval::niah_variants()));
   command->add_option("--rows", options->plan.rows, "Rows of a variant")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();

@@ -2,16 +2,13 @@
 #include "benchmarks/ruler_niah/generate.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "benchmarks/ruler_niah/haystack.h"
+#include "io/file.h"
 
 namespace bitdecoding::eval {
 namespace {
@@ -246,20 +243,11 @@ Result<std::vector<nlohmann::json>> generate_niah(const NiahPlan& plan, const Co
 Status write_niah(const NiahPlan& plan, const CountTokens& count, const std::string& path) {
   Result<std::vector<nlohmann::json>> rows = generate_niah(plan, count);
   if (!rows.ok()) return rows.status();
-  const std::filesystem::path target(path);
   std::error_code error;
-  if (target.has_parent_path()) std::filesystem::create_directories(target.parent_path(), error);
-  const std::string partial = fmt::format("{}.partial-{}", path, getpid());
-  std::ofstream file(partial, std::ios::binary);
-  for (const nlohmann::json& row : rows.value()) file << row.dump() << '\n';
-  file.close();
-  if (file) std::filesystem::rename(partial, target, error);
-  if (!file || error) {
-    const std::string reason = error ? error.message() : std::strerror(errno);
-    std::filesystem::remove(partial, error);
-    return {StatusCode::kIo, fmt::format("'{}' cannot be written: {}.", path, reason)};
-  }
-  return {};
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  std::string text;
+  for (const nlohmann::json& row : rows.value()) text += row.dump() + "\n";
+  return write_file_atomic(path, text);
 }
 
 }  // namespace bitdecoding::eval

@@ -8,10 +8,10 @@
 // and adds them, in int32, over all blocks of the row. So a row of bytes costs 18 instructions for
 // 32 columns, and there is one conversion to float a fragment row.
 //
-// Block scales are integers (decode_scales-inl.h). Codes are unsigned, 2k + 12 (0..24), and the bias
-// -12 * sum(bytes) starts the lane. A lane wraps on the way; its end is at most 12 * 127 * 16 =
-// 24384 in magnitude. A pair is at most 24 * 127 * 2, so PMADDUBSW does not saturate; an int32 sum
-// is at most 24384 * 1.875 * 2^bits * blocks < 2^31. The rows of bytes are stored broadcast
+// Block scales are integers (decode_scales-inl.h). Codes are unsigned, 2k + 12 (0..24), and the
+// bias -12 * sum(bytes) starts the lane. A lane wraps on the way; its end is at most 12 * 127 * 16
+// = 24384 in magnitude. A pair is at most 24 * 127 * 2, so PMADDUBSW does not saturate; an int32
+// sum is at most 24384 * 1.875 * 2^bits * blocks < 2^31. The rows of bytes are stored broadcast
 // ("wide"), so that they are memory operands.
 #if defined(BITDECODING_CPU_DECODE_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef BITDECODING_CPU_DECODE_PAIRS_INL_H_
