@@ -77,10 +77,10 @@ int run(const Options& options) {
   Result<std::vector<eval::AblationRow>> wanted = wanted_rows(options, means.value());
   if (!wanted.ok()) return fail(wanted.status());
   eval::ProbeEngine engine(probe, &progress);
-  if (Status s = engine.start(); !s.ok()) return fail(s);
+  if (Status s = engine.start(); !s.ok()) return ended(s, /*goes_on=*/false);
   Result<std::vector<eval::AblationRow>> rows =
       eval::run_ablation(&engine, wanted.take(), &progress);
-  if (!rows.ok()) return fail(rows.status());
+  if (!rows.ok()) return ended(rows.status(), /*goes_on=*/false);
   progress.say(fmt::format(
       "\n{} tokens of {}, scored from position {} on, chunks of {}; key means "
       "{}\n{}",

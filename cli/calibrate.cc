@@ -77,17 +77,17 @@ int run(const Options& options) {
   const Result<eval::FolderLock> lock = eval::FolderLock::take(calibrate.out);
   if (!lock.ok()) return fail(lock.status());
   eval::CalibrateRunner runner(calibrate, &progress);
-  if (Status s = runner.run(); !s.ok()) return fail(s);
+  if (Status s = runner.run(); !s.ok()) return ended(s, /*goes_on=*/true);
   if (!options.report) return kExitOk;
-  const Status reported = report(options, calibrate, runner.sidecar_path(), &progress);
-  return reported.ok() ? kExitOk : fail(reported);
+  return ended(report(options, calibrate, runner.sidecar_path(), &progress), /*goes_on=*/true);
 }
 
 }  // namespace
 
 void add_calibrate(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand(
-      "calibrate", "Find a model's key means and tau, on the real engine, into its folder");
+      "calibrate",
+      "Find a model's means of keys and values and tau, on the real engine, into its folder");
   auto options = std::make_shared<Options>();
   eval::CalibrateOptions* o = &options->calibrate;
   add_engine_options(command, &options->engine);

@@ -30,7 +30,6 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr int kInterrupted = 130;
 constexpr std::size_t kProtocolChunk = 40960;
 
 struct Mode {
@@ -296,11 +295,7 @@ int run(EvalOptions options, bool stage_only) {
   const Result<eval::FolderLock> lock = eval::FolderLock::take(options.out);
   if (!lock.ok()) return fail(lock.status());
   const Status status = run_all(options, &progress, benchmarks.value());
-  if (eval::interrupted()) {
-    print_note("Interrupted; the same command goes on from here.");
-    return kInterrupted;
-  }
-  return status.ok() ? kExitOk : fail(status);
+  return ended(status, /*goes_on=*/true);
 }
 
 void add_options(CLI::App* command, EvalOptions* o) {

@@ -55,12 +55,12 @@ int run(const Options& options) {
   if (!host.ok()) return fail(host.status());
   progress.begin("the server that counts tokens");
   const Result<eval::Endpoint> endpoint = host.value()->up();
-  if (!endpoint.ok()) return fail(endpoint.status());
+  if (!endpoint.ok()) return ended(endpoint.status(), /*goes_on=*/false);
   progress.done("ready");
   eval::ChatClient client(endpoint.value(), "", std::chrono::seconds(60));
   std::size_t window = 0;
   const Result<std::vector<std::string>> models = client.models(&window);
-  if (!models.ok()) return fail(models.status());
+  if (!models.ok()) return ended(models.status(), /*goes_on=*/false);
   client.set_model(models.value().front());
   const auto count = [&](const std::string& text) -> Result<std::size_t> {
     if (eval::interrupted()) return Status(StatusCode::kIo, "Interrupted.");
@@ -73,7 +73,7 @@ int run(const Options& options) {
     plan.length = length;
     const std::string path = fmt::format("{}/ruler/niah_{}.jsonl", options.data, length);
     progress.begin(path);
-    if (Status s = eval::write_niah(plan, count, path); !s.ok()) return fail(s);
+    if (Status s = eval::write_niah(plan, count, path); !s.ok()) return ended(s, /*goes_on=*/false);
     progress.done("written");
   }
   host.value()->down();

@@ -5,7 +5,9 @@
 
 #include <filesystem>
 
+#include "engine/process.h"
 #include "machine.h"
+#include "output.h"
 
 namespace bitdecoding::cli {
 
@@ -27,6 +29,15 @@ void add_engine_options(CLI::App* command, EngineOptions* options, bool with_rec
 
 Result<Recipe> engine_recipe(const EngineOptions& options) {
   return options.recipe.empty() ? mode_recipe(options.mode) : read_recipe(options.recipe);
+}
+
+int ended(const Status& status, bool goes_on) {
+  if (eval::interrupted()) {
+    print_note(goes_on ? "Interrupted; the same command goes on from here."
+                       : "Interrupted; the same command begins anew.");
+    return kExitInterrupted;
+  }
+  return status.ok() ? kExitOk : fail(status);
 }
 
 Status complete(const EngineOptions& options, std::string* program, std::string* python,

@@ -25,6 +25,10 @@ void add_engine_options(CLI::App* command, EngineOptions* options, bool with_rec
 // The recipe as far as it is written down; key means come later.
 Result<Recipe> engine_recipe(const EngineOptions& options);
 
+// Of work that a signal may end: `status`'s exit code, or kExitInterrupted when one did.
+// `goes_on`: whether the same command then goes on where it was.
+int ended(const Status& status, bool goes_on);
+
 // Absolute paths, the Python with vLLM and the plugin, and this machine's defaults.
 Status complete(const EngineOptions& options, std::string* program, std::string* python,
                 std::string* model, std::string* dtype, int* threads);

@@ -16,7 +16,8 @@ namespace {
 
 constexpr const char* kFooter =
     "\nExit codes: 0 done; 1 invalid argument; 2 out of range; 3 unsupported; 4 not found; 5 "
-    "corrupt;\n6 input or output; 7 out of resources; 8 a defect of the program; 64 wrong usage.\n"
+    "corrupt;\n6 input or output; 7 out of resources; 8 a defect of the program; 64 wrong "
+    "usage;\n130 interrupted.\n"
     "Colours are used on a terminal only, and never with NO_COLOR set.";
 
 std::vector<std::string> subcommand_names(const CLI::App& app) {

@@ -15,6 +15,7 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitIo = static_cast<int>(StatusCode::kIo);
 inline constexpr int kExitNotFound = static_cast<int>(StatusCode::kNotFound);
 inline constexpr int kExitUsage = 64;
+inline constexpr int kExitInterrupted = 130;  // as a shell says of SIGINT
 
 enum class Style { kPlain, kGood, kWarn, kBad, kStrong };
 
